@@ -1,6 +1,7 @@
 """What the recipes of several trainings share: their command line, their steps, and means over seeds."""
 
 import argparse
+import hashlib
 import json
 import math
 import shlex
@@ -41,8 +42,7 @@ def run_once(folder: Path, output: Path, *words: str | Path) -> None:
         SystemExit: If the file is there but another command made it, or if the command fails.
     """
     spelled = [str(word) for word in words]
-    # Of paths only the names count: the same folder may be written in another way.
-    command = shlex.join(word.rpartition("/")[2] for word in spelled)
+    command = shlex.join(map(_identify, spelled))
     steps, name = read_steps(folder), output.relative_to(folder).as_posix()
     if output.is_file():
         made_by = steps.get(name, {}).get("command", command)
@@ -53,6 +53,12 @@ def run_once(folder: Path, output: Path, *words: str | Path) -> None:
     call(*spelled)
     steps = read_steps(folder) | {name: {"command": command, "seconds": time.monotonic() - start}}
     (folder / "steps.json").write_text(json.dumps(steps, indent=2) + "\n", encoding="utf-8")
+
+
+def _identify(word: str) -> str:
+    """A word of a command as it is compared: of a path the name, since folders move, and what a recipe says."""
+    name, path = word.rpartition("/")[2], Path(word)
+    return f"{name}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" if name.endswith(".yaml") else name
 
 
 def read_steps(folder: Path) -> dict[str, Any]:

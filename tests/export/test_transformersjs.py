@@ -14,12 +14,17 @@ from node_packages import find_node_modules, translate_in_node
 from page_server import serve
 from tiny_vanilla import TWO_VOCABULARIES, make_model
 from tokenizers import Tokenizer
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.export import onnx as exporting
 from vanilla_transformer.export.graphs import copy_for_tracing
-from vanilla_transformer.export.transformersjs import EndingDecoderGraph, export_transformersjs
+from vanilla_transformer.export.transformersjs import (
+    EndingDecoderGraph,
+    _make_config,
+    export_transformersjs,
+    find_reasons,
+)
 from vanilla_transformer.inference.translate import translate
 
 pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
@@ -108,6 +113,24 @@ def test_what_has_ended_stays_so(export: tuple[Any, Path]) -> None:
         assert ended.any()
         assert (logits.argmax(-1)[ended] == 2).all()
         assert logits[ended].max() == 0
+
+
+def test_prefixes_are_where_javascript_looks_or_refused() -> None:
+    model = make_model()
+    entries = {"translation_en_to_de": {"prefix": "translate English to German: "}}
+    model.config.task_specific_params = entries
+    assert not find_reasons(model)
+    assert _make_config(model)["task_specific_params"] == {"translation": entries["translation_en_to_de"]}
+    model.config.task_specific_params = entries | {"translation_en_to_fr": {"prefix": "translate English to French: "}}
+    assert find_reasons(model) == ["it translates several pairs of languages, of which JavaScript can choose none"]
+
+
+def test_what_a_training_with_generation_leaves_is_no_setting(tmp_path: Path) -> None:
+    model = make_model()
+    model.generation_config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    assert find_reasons(model)
+    copied, _ = exporting.prepare_export(model, tmp_path / "out", tokenizer=None, opset=exporting.OLDEST_OPSET)
+    assert not find_reasons(copied)
 
 
 def test_an_end_symbol_may_start_a_target() -> None:

@@ -11,8 +11,9 @@ from node_packages import find_node_modules, run_node
 
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.export import onnx as exporting
+from vanilla_transformer.export.transformersjs import find_reasons
 from vanilla_transformer.export.web import export_web
-from vanilla_transformer.export.web.folder import PACKAGES, PAGE_FILES, find_page_reasons, make_settings
+from vanilla_transformer.export.web.folder import KNOWN, PACKAGES, PAGE_FILES, make_settings
 from vanilla_transformer.tasks import TASKS, TRANSLATION, record_task
 
 pytest.importorskip("transformers", minversion=exporting.OLDEST_TRANSFORMERS)
@@ -58,9 +59,11 @@ def test_a_page_puts_the_models_prefix_before_texts() -> None:
 
 def test_pages_are_for_one_pair_of_languages() -> None:
     model = make_letters_model()
-    assert not find_page_reasons(model)
+    assert not find_reasons(model, KNOWN)
     model.config.task_specific_params = {"translation_en_to_de": {}, "translation_de_to_en": {}}
-    assert find_page_reasons(model) == ["it translates several pairs of languages, of which JavaScript can choose none"]
+    assert find_reasons(model, KNOWN) == [
+        "it translates several pairs of languages, of which JavaScript can choose none"
+    ]
 
 
 def test_the_folder_is_whole(page: Path) -> None:

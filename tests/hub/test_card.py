@@ -249,6 +249,10 @@ class TestContent:
         for harmless in ({"dropout": 0.3, "langs": ["en", "nl"]}, {"field_of_later_code": 1}):
             change(trained / "config.json", **harmless)
             assert "77.77" in build_model_card(trained).content
+        # What other code recorded of initial values is no difference.
+        architecture = read(trained / "test" / "metrics.json")["architecture"] | {"initializer_gain": 1.0}
+        change(trained / "test" / "metrics.json", architecture=architecture)
+        assert "77.77" in build_model_card(trained).content
         change(trained / "config.json", scale_embedding=False)
         card = build_model_card(trained)
         assert "77.77" not in card.content
@@ -274,7 +278,7 @@ class TestContent:
             ({"r_drop": 5.0}, "| R-Drop | 5"),
             (
                 {"teacher_model": "/home/me/big", "teacher_weight": 0.5},
-                "| teacher | `big`, whose probabilities have 0.5",
+                "| teacher | `big`, whose probabilities weigh 0.5",
             ),
         ):
             change(trained / "arguments.json", training=arguments["training"] | changed)

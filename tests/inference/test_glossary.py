@@ -347,7 +347,8 @@ def test_a_glossary_of_the_constructor_and_one_of_the_call() -> None:
     plain = pipeline("translation", model=model, tokenizer=TOKENIZER, device="cpu", num_beams=4)(SOURCES)
     check_terms([each["translation_text"] for each in pipe(SOURCES)])
     assert pipe(SOURCES, glossary={}) == plain
-    assert pipe(SOURCES[0], glossary={}, num_beams=1)
+    for nothing in ({}, Glossary({})):
+        assert pipe(SOURCES[0], glossary=nothing, num_beams=1)
     assert has_words(pipe("a term", glossary=Glossary({"a": "hh"}))[0]["translation_text"], "hh")
     streamed = [each[0]["translation_text"] for each in pipe(iter(SOURCES), num_return_sequences=1)]
     assert streamed == [each["translation_text"] for each in pipe(SOURCES)]
@@ -370,6 +371,11 @@ def test_terms_that_were_truncated_away_are_not_asked_for() -> None:
             model, tokenizer, [text], glossary={"term": "hh"}, num_beams=4, max_source_length=8, progress=False
         )
         assert has_words(found_by_function, "hh") == is_kept
+    # Nor is a prefix searched, which is not cut off.
+    settings: Any = {"num_beams": 4, "source_prefix": "term: ", "max_source_length": 12, "progress": False}
+    plain = translate(model, tokenizer, ["abcdef"], **settings)
+    found = translate(model, tokenizer, ["abcdef"], **settings, glossary={"term": "hh"})
+    assert plain == found
 
 
 def test_the_pipeline_of_nllb_and_its_languages() -> None:

@@ -288,6 +288,20 @@ def test_layers_that_keep_nothing_for_gradients_search_as_others(model: Model) -
     assert call_generate(model, **inputs).equal(expected)
 
 
+def test_what_a_call_says_counts_after_a_training_with_generation() -> None:
+    """`Seq2SeqTrainer` writes the library's defaults into the model's settings; those of a call may be the same."""
+    model = make_model(seed=4)
+    model.generation_config.update(num_beams=4)
+    model.generation_config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    greedy = copy.deepcopy(model.generation_config)
+    greedy.num_beams = 1
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([[5, 6, 7]]), "return_dict_in_generate": True}
+    for _ in range(2):  # nothing is changed on the way
+        assert "Beam" not in type(call_generate(model, **inputs, generation_config=greedy)).__name__
+        assert "Beam" in type(call_generate(model, **inputs)).__name__
+    assert (greedy.num_beams, greedy.min_length, greedy.length_penalty) == (1, 0, 1.0)
+
+
 def test_the_default_type_of_tensors_may_be_another() -> None:
     model, inputs = make_model(seed=4), {"input_ids": torch.tensor([[5, 6, 7]]), "num_beams": 3, "max_new_tokens": 9}
     expected = call_generate(model, **inputs)

@@ -217,8 +217,9 @@ class TestWhatDoesNotFit:
     def test_other_sizes_are_refused(self, name: str, seq2seqs: dict[str, Path]) -> None:
         side = "decoder" if name in DECODERS else "encoder"
         for field, value in (("d_model", 8), (f"{side}_layers", 5)):
-            with pytest.raises(RuntimeError, match="disagree with VanillaTransformerConfig"):
+            with pytest.raises(RuntimeError, match="disagree with VanillaTransformerConfig") as error:
                 SINGLE_STACKS[name].from_pretrained(seq2seqs["separate-tied"], **{field: value})
+            assert isinstance(error.value, ValueError)  # which commands explain
 
     def test_a_file_of_this_class_must_be_whole(self, tmp_path: Path) -> None:
         make_single_stack("VanillaTransformerForSequenceClassification").save_pretrained(tmp_path)

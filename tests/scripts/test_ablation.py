@@ -62,6 +62,11 @@ def test_rows_are_trained_and_scored_once(recipe: Path, tmp_path: Path, monkeypa
     assert len(calls) == 8, "what is finished is not done again"
     with pytest.raises(SystemExit, match=r"made by[^$]*not by[^$]*--learning_rate 0\.1[^$]*another output folder"):
         ablation.main([*arguments, "--learning_rate", "0.1"])
+    text = recipe.read_text()
+    recipe.write_text(text.replace("vocab_size: 300", "vocab_size: 301"))
+    with pytest.raises(SystemExit, match=r"made by[^$]*recipe\.yaml@[^$]*not by[^$]*recipe\.yaml@"):
+        ablation.main(arguments)
+    recipe.write_text(text)
     metrics = out / "other" / "seed2" / "metrics.json"  # of a training that was killed after its last update
     metrics.write_text(json.dumps(json.loads(metrics.read_text()) | {"runtime_seconds": None}))
     ablation.main(arguments)

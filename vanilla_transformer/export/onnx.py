@@ -30,7 +30,10 @@ from transformers import __version__ as transformers_version
 from vanilla_transformer.conversion.errors import ConversionError, find_excess_tokens, refuse
 from vanilla_transformer.data.vocabularies import load_tokenizer
 from vanilla_transformer.files import check_new_folder, explain_missing, new_folder
-from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model.generation_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    remove_trainers_defaults,
+)
 from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 from .graphs import DecoderGraph, copy_for_tracing
@@ -97,6 +100,7 @@ def prepare_export(
         tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
         model = AutoModelForSeq2SeqLM.from_pretrained(model, dtype="auto", trust_remote_code=False)
     copied = copy_for_tracing(cast(Any, model))
+    remove_trainers_defaults(copied.generation_config)
     refuse("The tokenizer does not belong to the model", find_excess_tokens(tokenizer, copied.config))
     copied.config.dtype = torch.float32
     return copied, tokenizer

@@ -250,7 +250,7 @@ class ModelFolder:
         """Told by the digests of the weights; of a model on the Hub there are none, only its name."""
         architecture = read_architecture(self.config)
         # Of the new fields of later code an evaluation says nothing.
-        recorded = _mapping(scores, "architecture").items()
+        recorded = read_architecture(_mapping(scores, "architecture")).items()
         if any(architecture.get(name) != value for name, value in recorded):
             return False
         if scores.get("ensemble"):

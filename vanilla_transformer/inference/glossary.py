@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from tokenizers import Regex, pre_tokenizers
@@ -344,11 +344,15 @@ class ModelGlossary:
         self.glossary = glossary if isinstance(glossary, Glossary) else Glossary(glossary)
         self.phrases = (terms or make_terms(model, tokenizer)).write(self.glossary.translations)
 
-    def find(self, text: str, token_ids: Any, limit: int | None) -> SourceWords:
-        """What must appear in the translation of a text, whose tokens may have been cut at a limit."""
-        if limit is not None and len(token_ids) >= limit:
+    def find(self, text: str, token_ids: Any = (), all_ids: Any = ()) -> SourceWords:
+        """What must appear in the translation of a text; of one that was truncated, of the part that is translated.
+
+        That is told by its tokens, and by all that it had. A prefix may be in front of both.
+        """
+        if len(token_ids) < len(all_ids):
             reader = getattr(self.tokenizer, "source_tokenizer", self.tokenizer)
-            text = cast(str, reader.decode(token_ids, skip_special_tokens=True))  # nobody translates the rest
+            kept, whole = (len(reader.decode(ids, skip_special_tokens=True)) for ids in (token_ids, all_ids))
+            text = text[: max(len(text) - (whole - kept), 0)]
         found = self.glossary.find(text)
         return SourceWords([[phrase for each in texts for phrase in self.phrases[each]] for texts in found])
 
@@ -423,7 +427,7 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if glossary is not None:
             found: dict[str, Any] = {"glossary": None}  # instead of the constructor's
-            if glossary != {}:
+            if glossary.translations if isinstance(glossary, Glossary) else glossary:
                 self._terms = self._terms or make_terms(self.model, self.tokenizer)
                 found = {"glossary": ModelGlossary(glossary, self.model, self.tokenizer, self._terms)}
             preprocess, forward = preprocess | found, forward | found
@@ -435,7 +439,11 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
         """Tokenizes one text, and finds its terms."""
         inputs = super().preprocess(text, truncation, **languages)
         if glossary is not None:
-            inputs["forced"] = glossary.find(text, inputs["input_ids"][0], self._truncation_limit(truncation))
+            ids, limit = inputs["input_ids"][0], self._truncation_limit(truncation)
+            is_cut = limit is not None and len(ids) >= limit
+            inputs["forced"] = glossary.find(
+                text, ids, self._tokenize(text, **languages)["input_ids"] if is_cut else ()
+            )
         return inputs
 
     def _forward(  # type: ignore[override]

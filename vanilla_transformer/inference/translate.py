@@ -206,11 +206,12 @@ class Translator:
         lines = [first_line + index for index in filled]
         encoded = encode_texts(self.tokenizer, sources, limit=self.limit, line_numbers=lines)
         token_ids: list[list[int]] = [[] for _ in texts]
-        for index, ids in zip(filled, encoded, strict=True):
+        for index, ids, source_prefixed in zip(filled, encoded, sources, strict=True):
             token_ids[index] = ids
             if self.glossary is not None:
                 token_ids[index] = source = SourceTokens(ids)
-                source.forced = self.glossary.find(texts[index], ids, self.limit)
+                all_ids = self.tokenizer(source_prefixed).input_ids if len(ids) == self.limit else ()
+                source.forced = self.glossary.find(texts[index], ids, all_ids)
         return token_ids
 
     def run(self, token_ids: list[list[int]]) -> list[list[Translation]]:

@@ -90,7 +90,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """Lets `length_penalty_type` be given to `generate` like the settings that the library knows."""
         configs = (self.generation_config, generation_config or self.generation_config)
         for each in configs:
-            remove_trainers_defaults(each)
+            _remove_trainers_limit(each)
         has_no_limit = kwargs.get("max_length") is None and all(each.max_length is None for each in configs)
         length_penalty_type = kwargs.pop("length_penalty_type", None)
         forced = {name: kwargs.pop(name, None) for name in _FORCED_WORDS}
@@ -107,7 +107,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if model_kwargs.get("decoder_inputs_embeds") is not None:
             raise ValueError("generate() goes on with tokens: give decoder_input_ids instead of decoder_inputs_embeds.")
         if isinstance(outputs := model_kwargs.get("encoder_outputs"), tuple):
-            model_kwargs["encoder_outputs"] = BaseModelOutput(*outputs)  # the library reads lengths from no tuple
+            model_kwargs["encoder_outputs"] = BaseModelOutput(*outputs[:3])  # the library reads lengths from no tuple
         self._set_forced_words(settings, forced)
         check_cache_implementation(self.config._attn_implementation, settings.cache_implementation)
         if settings.decoder_start_token_id is None:  # as where the settings came from an encoder-only model
@@ -436,9 +436,18 @@ class VanillaTransformerForConditionalGeneration(
         )
 
 
+def _has_trainers_defaults(config: GenerationConfig) -> bool:
+    return all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS)
+
+
+def _remove_trainers_limit(config: GenerationConfig) -> None:
+    if config.max_length == 20 and _has_trainers_defaults(config):
+        config.max_length = None
+
+
 def remove_trainers_defaults(config: GenerationConfig) -> None:
-    """Takes from the settings what `Seq2SeqTrainer` has put among them (see `_TRAINERS_DEFAULTS`)."""
-    if all(getattr(config, name, None) is not None for name in _TRAINERS_DEFAULTS):
+    """Takes from a model's own settings what `Seq2SeqTrainer` has put among them (see `_TRAINERS_DEFAULTS`)."""
+    if _has_trainers_defaults(config):
         for name, value in GenerationConfig._get_default_generation_params().items():
             if getattr(config, name, None) == value:
                 setattr(config, name, None)

@@ -23,10 +23,11 @@ from vanilla_transformer.export.onnx import (
     export_graph,
     prepare_export,
 )
+from vanilla_transformer.export.transformersjs import find_reasons
 from vanilla_transformer.export.web.folder import (
+    KNOWN,
     MODEL,
     PAGE_FOLDER,
-    find_page_reasons,
     find_runtime,
     finish_folder,
     make_readme,
@@ -77,7 +78,7 @@ def export_explainer(
     """
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("A page cannot run this model", find_page_reasons(copied))
+    refuse("A page cannot run this model", find_reasons(copied, KNOWN))
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     languages = settings["languages"]

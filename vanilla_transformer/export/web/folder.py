@@ -97,7 +97,7 @@ def export_web(
         raise ValueError(f"quantization is {quantization!r}; for a page it must be one of ['int8', 'float32'].")
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("A page cannot run this model", find_page_reasons(copied))
+    refuse("A page cannot run this model", find_reasons(copied, KNOWN))
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
@@ -140,11 +140,6 @@ def find_runtime(node_modules: str | os.PathLike[str]) -> list[Path]:
             f"installs them: {command}"
         )
     return paths
-
-
-def find_page_reasons(model: VanillaTransformerForConditionalGeneration) -> list[str]:
-    """Why a page cannot run a model, if so."""
-    return find_reasons(model, KNOWN)
 
 
 def make_settings(
