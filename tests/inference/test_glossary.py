@@ -347,6 +347,7 @@ def test_a_glossary_of_the_constructor_and_one_of_the_call() -> None:
     plain = pipeline("translation", model=model, tokenizer=TOKENIZER, device="cpu", num_beams=4)(SOURCES)
     check_terms([each["translation_text"] for each in pipe(SOURCES)])
     assert pipe(SOURCES, glossary={}) == plain
+    nothing: Any
     for nothing in ({}, Glossary({})):
         assert pipe(SOURCES[0], glossary=nothing, num_beams=1)
     assert has_words(pipe("a term", glossary=Glossary({"a": "hh"}))[0]["translation_text"], "hh")

@@ -210,7 +210,7 @@ copy.addEventListener("click", async () => {
     await navigator.clipboard.writeText(lines.join("\n"));
     say("Copied");
   } catch (error) {  // without https there is no clipboard
-    say(`${error.message ?? error}`, true);
+    say(error instanceof Error ? error.message : `${error}`, true);
   }
 });
 start().catch((error) => {
