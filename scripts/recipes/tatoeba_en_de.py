@@ -42,7 +42,7 @@ VOCABULARY = count("VOCABULARY", 6000)  # tokens
 STEPS = count("STEPS", 3600)  # updates of 2,048 source and 2,048 target tokens, padding included
 PRESET = os.environ.get("PRESET", "small")  # 3 + 3 layers, d_model 256
 STUDENT = "encoder_layers=6,d_model=128,encoder_ffn_dim=512,decoder_ffn_dim=512,"  # and 2 decoder layers
-STUDENT += "encoder_attention_heads=4,decoder_attention_heads=4"
+STUDENT += "encoder_attention_heads=4,decoder_attention_heads=4,initializer_gain=0.5"
 RATIO = count("RATIO", 2)  # of tokens, at most, of a back-translation and its text
 SIMILARITY = count("SIMILARITY", 30, least=0)  # to the references, in chrF, of what the student learns
 BEAMS = count("BEAMS", 1)  # of the tests and of the server
@@ -54,7 +54,8 @@ TRAIN = rf"""vanilla-transformer train --tokenizer_name tokenizer --max_source_t
     --learning_rate 8e-4 --lr_scheduler_type cosine --warmup_steps {STEPS // 10} --seed 1 \
     --eval_strategy steps --eval_steps {EVERY} --save_strategy steps --save_steps {EVERY} --save_total_limit 2"""
 EN_DE = "--source_lang en --target_lang de --validation_file val.en val.de"
-TEACHER = f"--preset {PRESET} --config_overrides dropout=0.3 --max_steps {STEPS}"
+MODEL = f"--preset {PRESET} --config_overrides dropout=0.3,initializer_gain=0.5"
+TEACHER = f"{MODEL} --max_steps {STEPS}"
 
 # Before each command: the row of the table that its time counts for, what is there once it has ended, and what it does.
 COMMANDS = rf"""
@@ -80,7 +81,7 @@ vanilla-transformer train-tokenizer --files corpora/clean.tsv mono.de --vocab_si
 # back-translated -> reverse/metrics.json: a model of the other direction, trained for half as long.
 {TRAIN} \
     --source_lang de --target_lang en --validation_file val.de val.en \
-    --preset {PRESET} --config_overrides dropout=0.3 --max_steps {max(STEPS // 2, 1)} \
+    {MODEL} --max_steps {max(STEPS // 2, 1)} \
     --train_file corpora/clean.tsv --source_column target --target_column source --output_dir reverse
 
 # back-translated -> corpora/back.tsv: it translates the German text into English.

@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(["attention_bias", "lm_head_bias", "normalize_before", "normalize_embedding"], False),
 }
 DEFAULTS |= {"vocab_size": 37000, "d_model": 512, "dropout": 0.1, "activation_function": "relu", "layer_norm_eps": 1e-5}
-DEFAULTS |= {"initializer_gain": None}
+DEFAULTS |= {"initializer_gain": 1.0}
 DEFAULTS |= {"is_encoder_decoder": True, "is_decoder": False, "use_cache": True}
 DEFAULTS |= {"position_embedding_type": "sinusoidal", "position_offset": 0, "max_position_embeddings": 1024}
 DEFAULTS |= {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
@@ -270,7 +270,7 @@ def legal_configs(draw: st.DrawFn) -> VanillaTransformerConfig:
         "d_v": draw(st.none() | size),
         "activation_function": draw(st.sampled_from(["relu", "gelu", "silu", "gelu_new"])),
         "layer_norm_eps": draw(st.floats(min_value=1e-12, max_value=1e-1)),
-        "initializer_gain": draw(st.none() | st.floats(min_value=1e-3, max_value=2.0)),
+        "initializer_gain": draw(st.floats(min_value=1e-3, max_value=2.0)),
         "position_embedding_type": kind,
         "max_position_embeddings": max_position_embeddings,
         "position_offset": draw(st.integers(0, max_position_embeddings - 1 if kind == "learned" else 5000)),

@@ -152,8 +152,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings: Whether encoder and decoder have one embedding table.
         tie_word_embeddings: Whether the output layer is the decoder's embedding table (3.4).
         initializer_gain: What the bounds of Xavier's initial values are multiplied by, in all projections and
-            feed-forward networks; the paper names none, tensor2tensor's is 1. `None`: 0.5 with post-LN, which learns
-            faster from the start then, and 1 with pre-LN.
+            feed-forward networks. 1 is tensor2tensor's; with 0.5, a post-LN model learns to translate faster.
         label_smoothing: Label smoothing of the model's own loss, in training mode only (5.4); in evaluation mode the
             loss is the plain negative log-likelihood per token.
         langs: The languages translated from and to, such as `["en", "de"]`. They add the task `"translation_en_to_de"`
@@ -212,7 +211,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
-    initializer_gain: float | int | None = None
+    initializer_gain: float | int = 1.0
     label_smoothing: float | int = 0.0
     langs: list[str] | None = None
     use_cache: bool = True
@@ -281,12 +280,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def has_final_layer_norm(self) -> bool:
         """Whether each stack ends with one more norm (`add_final_layer_norm`, or as `normalize_before` asks for)."""
         return self.normalize_before if self.add_final_layer_norm is None else self.add_final_layer_norm
-
-    @property
-    def xavier_gain(self) -> float:
-        """What initial values are multiplied by (`initializer_gain`, or as `normalize_before` asks for)."""
-        default = 1.0 if self.normalize_before else 0.5
-        return default if self.initializer_gain is None else self.initializer_gain
 
     @property
     def custom_pipeline_tasks(self) -> dict[str, dict[str, Any]]:
@@ -373,9 +366,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 f"activation_function must be one of {', '.join(sorted(ACT2FN))}, not {self.activation_function!r}."
             )
         for name in ("layer_norm_eps", "initializer_gain"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, not {value}.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {getattr(self, name)}.")
 
     def validate_positions(self) -> None:
         """The position embedding exists for this width and offset."""

@@ -292,7 +292,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
 
         | module                        | initial value                                                       |
         |-------------------------------|---------------------------------------------------------------------|
-        | projections, feed-forward     | Xavier uniform, times `xavier_gain`; biases zero                    |
+        | projections, feed-forward     | Xavier uniform, times `initializer_gain`; biases zero               |
         | embeddings, learned positions | normal, standard deviation d_model^-0.5; the padding row zero       |
         | untied output layer           | as the embeddings it stands for                                     |
         | sinusoids                     | their formula                                                       |
@@ -310,7 +310,7 @@ class VanillaTransformerPreTrainedModel(SafeLoadingMixin, ResizableVocabulariesM
             if module is self.get_output_embeddings():
                 init.normal_(module.weight, mean=0.0, std=std)
             else:
-                init.xavier_uniform_(module.weight, gain=self.config.xavier_gain)
+                init.xavier_uniform_(module.weight, gain=self.config.initializer_gain)
             if module.bias is not None:
                 init.zeros_(module.bias)
         else:
