@@ -177,16 +177,17 @@ def add_noise(pairs: Pairs, *, noise: float, seed: int) -> Pairs:
 
 
 def find_missing() -> list[str]:
-    """Those of FILES that must still be made here of Tatoeba; data.json says of what size they are.
+    """Those of FILES that must still be made of Tatoeba; data.json says of what size they are.
 
     Raises:
         SystemExit: If some were put here, but not all, or if they are of other sizes.
     """
-    missing = [name for name in FILES if not Path(name).is_file()]
-    if not Path("data.json").is_file():
+    missing = [name for name in FILES if not (OUT / name).is_file()]
+    record = OUT / "data.json"
+    if not record.is_file():
         if 0 < len(missing) < len(FILES):
             raise SystemExit(f"{OUT} holds some files of text, but no {' and no '.join(missing)}.")
-    elif (made := json.loads(Path("data.json").read_text(encoding="utf-8"))) != SIZES:
+    elif (made := json.loads(record.read_text(encoding="utf-8"))) != SIZES:
         raise SystemExit(f"{OUT} holds data of {made}, not of {SIZES}: give another OUT.")
     return missing
 
@@ -248,15 +249,16 @@ def main() -> None:
     """Does every step that is not done, and prints the table and how to serve the model."""
     if NOISE > 99:
         raise SystemExit(f"NOISE is {NOISE}; it must be below 100.")
+    missing = find_missing()
+    sources = [DATA / f"{part}.en-de.tsv.gz" for part in ("train", "val", "test")]
+    if missing and (absent := [str(path) for path in sources if not path.is_file()]):
+        print(f"Skipped, since there is no {' and no '.join(absent)}.")
+        return
     (OUT / "corpora").mkdir(parents=True, exist_ok=True)
-    os.chdir(OUT)
-    if find_missing():
-        sources = [DATA / f"{part}.en-de.tsv.gz" for part in ("train", "val", "test")]
-        if absent := [str(path) for path in sources if not path.is_file()]:
-            print(f"Skipped, since there is no {' and no '.join(absent)}.")
-            return
-        write_data()
     print(f"cd {shlex.quote(str(OUT))}")
+    os.chdir(OUT)
+    if missing:
+        write_data()
     for step in list_steps():
         run_once(Path(), Path(step.output), *shlex.split(step.command.replace("\\\n", " "))[1:])
     print(f"{make_table()}\n\n{SERVE}")

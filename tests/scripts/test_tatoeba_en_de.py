@@ -141,10 +141,11 @@ def test_missing_data_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     (tmp_path / "train.en-de.tsv.gz").touch()
     monkeypatch.setattr(script, "DATA", tmp_path)
     monkeypatch.setattr(script, "OUT", tmp_path / "out")
-    monkeypatch.chdir(tmp_path)
     script.main()
     absent = " and no ".join(str(tmp_path / f"{part}.en-de.tsv.gz") for part in ("val", "test"))
     assert capsys.readouterr().out == f"Skipped, since there is no {absent}.\n"
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mono.de").touch()
     with pytest.raises(SystemExit, match=r"holds some files of text, but no train\.en and no .* and no test\.de\."):
         script.main()

@@ -22,10 +22,7 @@ from vanilla_transformer.conversion.errors import find_excess_tokens, find_non_f
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, digest_weights, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.model.generation_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    remove_trainers_defaults,
-)
+from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 _COMPUTED_IN = ("_float32", "_float16", "_bfloat16")
@@ -110,9 +107,7 @@ def export_ctranslate2(
         spec.save(str(partial))
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
-        generation_config = copy.deepcopy(exported.generation_config)
-        remove_trainers_defaults(generation_config)
-        generation_config.save_pretrained(partial)
+        exported.generation_config.save_pretrained(partial)
         exported.config.to_json_file(partial / CONFIG_FILE)
     return Path(folder)
 

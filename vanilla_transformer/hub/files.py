@@ -146,9 +146,8 @@ def find_refused_files(folder: Path, selection: Selection) -> Iterator[Problem]:
     for entry in sorted({*folder.iterdir(), *selection.files.values()}):
         name = entry.relative_to(folder).as_posix()
         named = _matches(name, _PICKLES) and not _matches(name, _TRAINING_ONLY)
-        if name in selection.files:
-            named = _matches(name, _ALWAYS_PICKLES) or (entry.is_file() and _is_pickle(entry))
-        if entry.is_file() and named:
+        is_sure = _matches(name, _ALWAYS_PICKLES)
+        if entry.is_file() and ((is_sure or _is_pickle(entry)) if name in selection.files else named):
             reason = "which can run code when it is loaded; only safetensors are pushed"
             yield Problem("files", f"{name} is a pickle, {reason}. Delete it, or move it away.")
     for path in _walk(folder):

@@ -172,6 +172,10 @@ class Glossary:
             place += len(best.units)
         return found
 
+    def __len__(self) -> int:
+        """The number of ways to translate its terms; 0 without terms."""
+        return len(self.translations)
+
     def _cut(self, text: str) -> list[str]:
         return cut(text if self.case_sensitive else unicodedata.normalize("NFC", text).casefold())
 
@@ -427,7 +431,7 @@ class TranslationPipeline(pipeline_vanilla_transformer.TranslationPipeline):
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         if glossary is not None:
             found: dict[str, Any] = {"glossary": None}  # instead of the constructor's
-            if glossary.translations if isinstance(glossary, Glossary) else glossary:
+            if len(glossary):
                 self._terms = self._terms or make_terms(self.model, self.tokenizer)
                 found = {"glossary": ModelGlossary(glossary, self.model, self.tokenizer, self._terms)}
             preprocess, forward = preprocess | found, forward | found

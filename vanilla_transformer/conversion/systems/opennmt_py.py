@@ -60,8 +60,8 @@ _DEFAULTS: dict[str, object] = {
     **{name: [] for name in ("transforms", "_all_transform")},
     **dict.fromkeys(("src_onmttok_kwargs", "tgt_onmttok_kwargs"), "{}"),
     **dict.fromkeys(("src_subword_type", "tgt_subword_type"), "none"),
-    **{f"{side}_subword_vocab": "" for side in ("src", "tgt")},
-    **{f"{side}_vocab_threshold": 0 for side in ("src", "tgt")},
+    **dict.fromkeys(("src_subword_vocab", "tgt_subword_vocab"), ""),
+    **dict.fromkeys(("src_vocab_threshold", "tgt_vocab_threshold"), 0),
     **dict.fromkeys(("share_vocab", "gpt2_pretok"), False),
 }
 
@@ -240,6 +240,6 @@ def _find_unjoined(settings: SimpleNamespace) -> list[str]:
     """Says what `onmt_tokenize` has done to the target that the tokenizer does not undo."""
     if "onmt_tokenize" not in settings.transforms:
         return []
-    marked = "case_markup" if _read_tokenization(settings)[1].get("case_markup") else None
-    names = [name for name in (marked, "gpt2_pretok" if settings.gpt2_pretok else None) if name]
+    given = {"case_markup": _read_tokenization(settings)[1].get("case_markup"), "gpt2_pretok": settings.gpt2_pretok}
+    names = [name for name, value in given.items() if value]
     return [f"What {' and '.join(names)} did to the training's texts is not undone in translations."] if names else []
