@@ -80,7 +80,7 @@ def test_files(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_reports_what_the_library_computes(
-    evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp_path: Path
+    evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_dir = tmp_path / "scores"
     arguments = ("--test_file", *test_files, "--num_beams", "2", "--batch_size", "4", "--output_dir", str(output_dir))
@@ -109,6 +109,14 @@ def test_reports_what_the_library_computes(
     assert read_json(output_dir) == metrics
     evaluate(*arguments, "--overwrite")
     assert read_json(output_dir)["sentences"] == 9
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "score_share", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        evaluate(*arguments, "--overwrite")
+    assert not (output_dir / "metrics.json").exists(), "of the texts before those that are there now"
 
 
 def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:

@@ -31,5 +31,11 @@ def test_the_terms_of_the_file_are_in_every_answer(tmp_path: Path) -> None:
     assert with_it[1] == without[1]
     for text, term in zip(with_it[::2], ("cde", "fg h"), strict=True):
         assert re.search(rf"(?<!\w){term}(?!\w)", text)
+    model.config.langs = None
+    model.config.task_specific_params = {f"translation_{name}": {"prefix": "a"} for name in ("de_to_en", "en_to_de")}
+    model.save_pretrained(tmp_path / "model")
+    both = ServingArguments(names, glossary=str(tmp_path / "terms.tsv"), num_beams=4, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"one pair of languages: give --source_lang and --target_lang .*de to en"):
+        load_translators(both, Metrics())
     with pytest.raises(ValueError, match="--glossary is for one model"):
         ServingArguments(names * 2, glossary="terms.tsv")  # type: ignore[arg-type]

@@ -144,6 +144,13 @@ class TestBackTranslation:
             assert list(made([piece])) == [("w1 w2 w3", "w1")]
         assert caplog.messages == ["1 pairs; dropped: 1 empty, 2 too long, 1 too long for their text"]
 
+    def test_what_the_model_did_not_read_to_the_end_is_dropped(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("w1 w2 w3\nw1 w2\n")
+        piece = Piece(RecordFile(str(tmp_path / "a.txt")), Part(0, 0, 2), [[Translation("w5")], [Translation("w6")]])
+        for prefix, expected in (("", ["w1 w2 w3", "w1 w2"]), ("w9 ", ["w1 w2"])):
+            made = BackTranslation(TOKENIZER, source_prefix=prefix, max_source_length=4)
+            assert [target for _, target in made([piece])] == expected, "with </s>, and the prefix"
+
     def test_noise_depends_on_the_place_alone(self, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         noise = {"noise": True, "seed": 5}
         whole = read_tsv(back_translate(texts, texts.with_name("whole.tsv"), noise, window_size=99))
@@ -306,6 +313,18 @@ class TestDistillation:
         references = find_references(str(tmp_path / "a.en"), str(tmp_path / "a.de"))
         with pytest.raises(ValueError, match=r"a\.en has 2 records, and .*a\.de has 1"):
             self.distill(tmp_path / "a.en", tmp_path / "out.tsv", Distillation(references))
+        for row, column, message in (
+            ('{"source": "w1", "de": "w1"}', None, "no column 'target'; the columns are 'source', 'de'"),
+            ('{"source": "w1", "de": 1}', "de", "pairs.jsonl, line 1: the source is 1 .int., not a string"),
+        ):
+            (tmp_path / "pairs.jsonl").write_text(f"{row}\n")
+            found = find_references(str(tmp_path / "pairs.jsonl"), column=column)
+            with pytest.raises(ValueError, match=message):
+                self.distill(tmp_path / "pairs.jsonl", tmp_path / "out.tsv", Distillation(found))
+        (tmp_path / "a.de").write_text("w1\nw2\n")
+        with pytest.raises(ValueError, match="tokenize is 'foo'; it must be one of"):
+            self.distill(tmp_path / "a.en", tmp_path / "out.tsv", Distillation(references, "bleu", tokenize="foo"))
+        assert not list(tmp_path.glob("out*")), "nothing was translated"
         with pytest.raises(ValueError, match="1 files of sources and 2 of references"):
             self.distill(tmp_path / "a.en", tmp_path / "out.tsv", Distillation(references * 2))
         with pytest.raises(ValueError, match=r"a\.en has no references: name a file of them"):

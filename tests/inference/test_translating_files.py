@@ -187,6 +187,13 @@ def test_files_that_do_not_fit_together_are_refused_at_once(tmp_path: Path, monk
         pq.write_table(pa.table({"source": ["w1"], "id": [value]}), tmp_path / "tables" / f"{number}.parquet")
     with pytest.raises(ValueError, match=r"1.parquet: the columns are .*'id: double'"):
         translate(tmp_path / "tables", tmp_path / "out.parquet")
+    schema = pa.schema([pa.field("source", pa.string()), pa.field("id", pa.int64(), nullable=False)])
+    pq.write_table(pa.table({"source": ["w1"], "id": [1]}, schema=schema), tmp_path / "tables" / "1.parquet")
+    with pytest.raises(ValueError, match=r"1.parquet: the columns are .*'id: int64 not null'"):
+        translate(tmp_path / "tables", tmp_path / "out.parquet")
+    (tmp_path / "long.tsv").write_text("id\tsource\n1\tw1\n2\tw2\tw3\n")
+    with pytest.raises(ValueError, match=r"long.tsv, line 3: 3 columns, but the first line names 2"):
+        translate(tmp_path / "long.tsv", tmp_path / "out.tsv")
 
 
 def test_empty_files_among_tables_do_not_count(tmp_path: Path) -> None:
@@ -391,6 +398,10 @@ def test_a_folder_of_files_becomes_a_folder_or_a_file(tmp_path: Path) -> None:
     for name, expected in (("b.txt", TRANSLATIONS[:4]), ("a.txt", TRANSLATIONS[4:])):
         assert (tmp_path / "target" / name).read_text(encoding="utf-8").splitlines() == expected
     assert sorted(path.name for path in (tmp_path / "target").iterdir()) == ["a.txt", "b.txt"]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert translate(source, f"{tmp_path}/link/") == len(SENTENCES)
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == ["a.txt", "b.txt"]
     translate(f"{source}/*.txt", tmp_path / "one.txt", window_size=3)
     found = (tmp_path / "one.txt").read_text(encoding="utf-8").splitlines()
     assert found == TRANSLATIONS[4:] + TRANSLATIONS[:4], "in the order of the names"

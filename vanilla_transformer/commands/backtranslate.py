@@ -125,8 +125,9 @@ def run(arguments: BackTranslationArguments) -> None:
 
     model, tokenizer, options = arguments.load_all()
     own = {name: getattr(arguments, name) for name in ("tag", "blank", "max_length", "max_length_ratio")}
-    limit = length_limit(tokenizer, arguments.max_source_length, model.config)  # what is cut off has no translation
-    own["max_length"] = min(arguments.max_length, limit or arguments.max_length)
+    # What is cut off has no translation.
+    own["max_source_length"] = length_limit(tokenizer, arguments.max_source_length, model.config)
+    own["source_prefix"] = options["source_prefix"]
     noise: dict[str, Any] = {"noise": True, "seed": arguments.seed} if arguments.method == "noised" else {}
     translate_file(
         model,

@@ -261,6 +261,7 @@ def score_model(
     if arguments.remove_bpe is not None:
         texts = {name: join_pieces(lines, arguments.remove_bpe) for name, lines in texts.items()}
     if output_dir is not None and processes.rank == 0:
+        (output_dir / "metrics.json").unlink(missing_ok=True)  # of earlier texts
         write_texts(output_dir, texts, keep_line_breaks=task.name != "translation")
     loss = score_share(arguments, model, tokenizer, sources, references, processes)
     if processes.rank > 0:

@@ -118,6 +118,9 @@ def load_translator(
         directions = {(one.source_lang, str(one.target_lang)): one.find_prefix(model)}
     elif one.source_prefix is not None:
         directions = dict.fromkeys(directions, one.source_prefix)
+    if arguments.glossary is not None and len(directions) > 1:
+        found = ", ".join(map(" to ".join, directions))
+        raise ValueError(f"--glossary is for one pair of languages: give --source_lang and --target_lang ({found}).")
     if not directions:
         raise ValueError(
             f"{name} does not say its languages (langs in config.json); give --source_lang and --target_lang."

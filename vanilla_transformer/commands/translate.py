@@ -47,7 +47,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,20 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
                     "--ray needs --input_file and --output_file, a new folder"
                     + (f"; it has no --{' and --'.join(wrong)}." if wrong else ".")
                 )
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        for name, options in _ONLY_WITH.items():
+            if name not in given and (unused := sorted(given & options)):
+                raise ValueError(f"--{' and --'.join(unused)} need{'s' * (len(unused) == 1)} --{name}.")
         if self.output_file is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise ValueError("Several processes need --input_file and --output_file.")
+
+
+# What would be without effect alone.
+_ONLY_WITH = {
+    "input_file": {"source_column"},
+    "output_file": {"overwrite", "parts_dir", "target_column"},
+    "ray": {"ray_actors", "ray_gpus"},
+}
 
 
 def read_input(arguments: TranslationArguments) -> Iterator[str]:

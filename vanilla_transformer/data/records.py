@@ -172,8 +172,7 @@ class RecordFile:
             return found[0]
         told = ", ".join(map(repr, self.columns))
         raise ValueError(
-            f"{self.path}: no column {' or '.join(map(repr, wanted))}; the columns are {told}. Name the column of the "
-            "sources (--source_column)."
+            f"{self.path}: no column {' or '.join(map(repr, wanted))}; the columns are {told}. Name the one to read."
         )
 
     @property

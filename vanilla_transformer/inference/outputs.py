@@ -49,15 +49,19 @@ def check_columns(files: Files, target_column: str) -> None:
             )
 
 
-def check_objects(files: Files, target_column: str) -> None:
-    """The same of every object in lines of JSON, which need not have the same keys."""
+def check_lines(files: Files, target_column: str) -> None:
+    """The same of every object in lines of JSON, which need not have the same keys, and of lines with a column more."""
     for file in files:
-        lines = enumerate(file.lines(EVERYTHING), start=1) if file.kind == "jsonl" else ()
-        for number, line in lines:
-            if target_column in line and target_column in file.read_object(line, number):
+        lines = file.lines(EVERYTHING) if file.kind in ("jsonl", "tsv") else ()
+        for number, line in enumerate(lines, start=file.first_record + 1):
+            where = f"{file.path}, line {number}"
+            if file.kind == "tsv":
+                if file.header and (count := line.count("\t") + 1) > len(file.header):
+                    raise ValueError(f"{where}: {count} columns, but the first line names {len(file.header)}.")
+            elif target_column in line and target_column in file.read_object(line, number):
                 raise ValueError(
-                    f"{file.path}, line {number}: there is a key {target_column!r} already: give another name for the "
-                    "translations (--target_column)."
+                    f"{where}: there is a key {target_column!r} already: give another name for the translations "
+                    "(--target_column)."
                 )
 
 
@@ -79,7 +83,8 @@ def _describe_columns(file: RecordFile) -> list[str] | None:
     with fsspec.open(file.path) as opened:
         parquet = pq.ParquetFile(opened)
         fields = parquet.schema_arrow
-        return [f"{field.name}: {field.type}" for field in fields] if parquet.metadata.num_rows else None
+        found = [f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in fields]
+        return found if parquet.metadata.num_rows else None
 
 
 def _read_schema(file: RecordFile) -> Any:

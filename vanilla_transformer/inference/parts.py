@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
 from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
 
-from .outputs import MakePairs, Piece, check_alike, check_columns, check_objects, write_translations
+from .outputs import MakePairs, Piece, check_alike, check_columns, check_lines, write_translations
 from .processes import Processes
 from .translate import Translation
 
@@ -115,10 +115,10 @@ class Output:
                 check_alike(files, find_kind(self.name))
 
     def check_records(self, files: list[RecordFile]) -> None:
-        """Reads all records that are kept, and makes sure that none of them has the translation's key."""
+        """Reads all records that are kept, and makes sure that none of them has the translation's key or place."""
         kinds = {file.kind for file in files}
         if self.make_pairs is None and (self.is_folder or kinds == {find_kind(self.name)}):
-            check_objects(files, self.target_column)
+            check_lines(files, self.target_column)
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""
@@ -157,7 +157,8 @@ class Output:
         if self.is_local:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                joined.replace(self.path)
+                # No folder can take the place of a link to one.
+                joined.replace(self.path.resolve() if self.is_folder else self.path)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise

@@ -8,6 +8,7 @@
 """
 
 import logging
+import math
 import random
 import re
 from collections import Counter
@@ -16,14 +17,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise, repeat
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_files
 
 from .outputs import Piece
-from .scores import import_sacrebleu
+from .scores import Bleu, Chrf
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,9 @@ class BackTranslation:
         noise: Whether to add the noise of [`add_noise`] to sources, and `blank` what it puts in the place of words.
         seed: Seed of the noise. That of a pair depends on this and on its place in the corpus only.
         max_length: A pair is dropped if a side has more tokens, those that end a text included.
+        source_prefix: What the model reads before each text.
+        max_source_length: A pair is dropped if the model was given more tokens, the prefix's included, and read no more
+            than these.
         max_length_ratio: A pair is dropped if the translation has more than so many times the tokens of its text.
 
     Raises:
@@ -107,6 +111,8 @@ class BackTranslation:
     seed: int = 0
     max_length: int = 250
     max_length_ratio: float = 2.0
+    source_prefix: str = field(default="", repr=False)
+    max_source_length: int | None = None
 
     def __post_init__(self) -> None:
         for name, token in (("tag", self.tag), ("blank", self.blank)):
@@ -126,11 +132,13 @@ class BackTranslation:
         for file, part, translations in pieces:
             targets, sources = list(file.texts(part)), [best.text for best, *_ in translations]
             lengths = (count_tokens(self.tokenizer, **side) for side in ({"text_target": sources}, {"text": targets}))
-            rows = zip(sources, targets, *lengths, strict=True)
-            for number, (source, target, source_length, target_length) in enumerate(rows, start=part.first):
+            read = count_tokens(self.tokenizer, text=[self.source_prefix + text for text in targets])
+            limit = self.max_source_length or math.inf
+            rows = zip(sources, targets, *lengths, [count > limit for count in read], strict=True)
+            for number, (source, target, source_length, target_length, is_cut) in enumerate(rows, start=part.first):
                 if not source.strip() or not target.strip():
                     dropped["empty"] += 1
-                elif max(source_length, target_length) > self.max_length:
+                elif is_cut or max(source_length, target_length) > self.max_length:
                     dropped["too long"] += 1
                 elif source_length > self.max_length_ratio * target_length:
                     dropped["too long for their text"] += 1
@@ -204,19 +212,19 @@ class Distillation:
     @cached_property
     def measure(self) -> Callable[[str, str], float]:
         """How like a reference a translation is."""
-        metrics = import_sacrebleu().metrics
-        bleu = {"effective_order": True, "tokenize": self.tokenize}
-        metric: Any = metrics.BLEU(**bleu) if self.select == "bleu" else metrics.CHRF()
+        bleu = {"use_effective_order": True, "tokenize": self.tokenize}
+        metric = Bleu.make_scorer(**bleu) if self.select == "bleu" else Chrf.make_scorer()
         return lambda text, reference: cast(float, metric.sentence_score(text, [reference]).score)
 
     def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
-        """Makes sure that there is a reference for each source."""
+        """Makes sure that there is a reference for each source, and that the two can be compared."""
         if self.references is None:
             return
+        self.measure("a", "a")
         if len(files) != len(self.references):
             raise ValueError(f"There are {len(files)} files of sources and {len(self.references)} of references.")
         for file, scan, reference in zip(files, scans, self.references, strict=True):
-            count = scan.count if reference.path == file.path else reference.scan().count
+            count = sum(1 for _ in reference.texts(EVERYTHING))
             if count != scan.count:
                 raise ValueError(f"{file.path} has {scan.count:,} records, and {reference.path} has {count:,}.")
 
