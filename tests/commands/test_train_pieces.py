@@ -136,6 +136,10 @@ class TestStopEarly:
             ({"early_stopping_patience": 0}, "early_stopping_patience=0: must be at least 1"),
             ({"eval_strategy": "no"}, "early_stopping_patience needs validations"),
             ({"validation_file": None}, "early_stopping_patience needs validation data"),
+            (
+                {"validation_file": None, "early_stopping_patience": None, "save_strategy": "best"},
+                "save_strategy=best needs validation data",
+            ),
             ({"tokenizer_type": "words"}, "tokenizer_type=words: must be one of bpe, unigram, wordlevel, char"),
             ({"target_tokenizer_type": "char"}, "target_tokenizer_type=char needs separate_vocabularies"),
         ],

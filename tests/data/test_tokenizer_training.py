@@ -274,6 +274,8 @@ def test_script_must_know_the_sides(script: ModuleType, corpus: Path, capsys: py
     message = failure(script, [*separate, "--files", table, text], capsys)
     assert f"--files {text} does not say which side it is" in message
     assert "both --source_files and --target_files" in failure(script, [*separate, "--source_files", text], capsys)
+    message = failure(script, [*separate, "--source_files", text, "--target_files", table], capsys)
+    assert f"{table} is a table, which has both sides: name it after --files" in message
     both = ["--source_files", text, "--target_files", text]
     for arguments in ([], ["--files", table, *both], ["--files", table, "--dataset_name", "x"]):
         message = failure(script, [*separate, *arguments], capsys)

@@ -17,9 +17,12 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainingArguments, set_seed
+from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_seed
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import IntervalStrategy
 
 from vanilla_transformer import (
@@ -28,6 +31,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from vanilla_transformer.training.checkpoints import CheckpointError
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
 from vanilla_transformer.training.setup import (
     ARGUMENTS_FILE,
@@ -35,6 +39,7 @@ from vanilla_transformer.training.setup import (
     build_model,
     build_trainer,
     check_output_dir,
+    check_special_tokens,
     claim_output_dir,
     load_or_train_tokenizer,
     parse_overrides,
@@ -145,6 +150,24 @@ def test_length_groups_come_in_any_order(tmp_path: Path) -> None:
         steps = [b - a for a, b in itertools.pairwise(means) if b != a]
         turns = sum(a * b < 0 for a, b in itertools.pairwise(steps))
         assert turns > len(steps) / 3
+
+
+def test_length_groups_pad_no_more_than_the_librarys(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.lognormal(3, 0.6, size=3000).astype(int).clip(1, 200)
+    texts = ["a " * length for length in lengths]
+    corpora = DatasetDict(train=Dataset.from_dict({"source": texts, "target": ["b"] * len(texts)}))
+    trainer = make_trainer(tmp_path, corpora=corpora, per_device_train_batch_size=16)
+    loader = trainer.get_train_dataloader()
+    trainer.callback_handler.train_dataloader = loader
+    trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+    library = LengthGroupedSampler(16, lengths=lengths.tolist(), generator=torch.Generator().manual_seed(0))
+
+    def padding(indices: list[int]) -> float:
+        batches = [lengths[indices[start : start + 16]] for start in range(0, len(indices), 16)]
+        return float(1 - lengths.sum() / sum(len(batch) * batch.max() for batch in batches))
+
+    assert padding(list(loader.batch_sampler.sampler)) < 1.1 * padding(list(library)) < 0.2
 
 
 class TestRecipe:
@@ -551,3 +574,49 @@ def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
 def test_label_smoothing_of_0_switches_the_models_own_off(given: dict[str, Any], used: float, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, overrides="label_smoothing=0.2", **given)
     assert (trainer.model.config.label_smoothing, trainer.args.label_smoothing_factor) == (used, 0)
+
+
+class TestSpecialTokens:
+    @staticmethod
+    def make(**tokens: str) -> PreTrainedTokenizerFast:
+        words = Tokenizer(WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4}, unk_token="<unk>"))
+        return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **tokens)
+
+    def test_without_a_beginning_padding_is_the_first_input(self) -> None:
+        config: Any = build_config(TINY, self.make(pad_token="<pad>", eos_token="</s>"))
+        assert (config.bos_token_id, config.decoder_start_token_id) == (None, 1)
+        model: Any = build_model(TINY, config)
+        assert model(input_ids=torch.tensor([[4, 2]]), labels=torch.tensor([[4, 2]])).loss.isfinite()
+        assert model.generate(torch.tensor([[4, 2]]), max_new_tokens=2)[0, 0] == 1
+
+    @pytest.mark.parametrize(
+        ("tokens", "message"),
+        [
+            ({"bos_token": "<s>"}, "has no pad_token and no eos_token"),
+            ({"pad_token": "<pad>", "eos_token": "</s>"}, "does not put its eos_token, </s>, behind a target"),
+        ],
+    )
+    def test_what_cannot_be_trained_is_refused(self, tokens: dict[str, str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            check_special_tokens(self.make(**tokens))
+        check_special_tokens(TOKENIZER)
+
+
+def test_a_model_in_16_bits_is_trained_in_32(tmp_path: Path) -> None:
+    build_model(TINY, build_config(TINY, TOKENIZER)).bfloat16().save_pretrained(tmp_path)
+    arguments = ModelArguments(model_name_or_path=str(tmp_path))
+    model = build_model(arguments, build_config(arguments, TOKENIZER))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    model.save_pretrained(tmp_path / "trained")
+    assert build_config(ModelArguments(model_name_or_path=str(tmp_path / "trained")), TOKENIZER).dtype == torch.float32
+
+
+def test_updates_are_not_counted_as_longer_or_shorter_epochs(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "epoch"}
+    make_trainer(tmp_path, num_train_epochs=2, **options).train()  # 6 updates each
+    trainer = make_trainer(tmp_path, num_train_epochs=4, **options | {"per_device_train_batch_size": 8})
+    with pytest.raises(CheckpointError, match=r"after 2.00 epochs, of about 6 updates each, and now an epoch has 3"):
+        trainer.train(resume_from_checkpoint=True)
+    assert make_trainer(tmp_path, num_train_epochs=3, **options).train(resume_from_checkpoint=True).global_step == 18
+    trainer = make_trainer(tmp_path, max_steps=20, **options | {"per_device_train_batch_size": 8})
+    assert trainer.train(resume_from_checkpoint=True).global_step == 20

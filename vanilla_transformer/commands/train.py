@@ -38,7 +38,14 @@ from transformers import (
 )
 from transformers.trainer import TRAINER_STATE_NAME
 
-from vanilla_transformer.files import AVERAGED_FOLDER, LOCK_FILE, explain_missing_model, locked
+from vanilla_transformer.files import (
+    AVERAGED_FOLDER,
+    AVERAGING_FILE,
+    LOCK_FILE,
+    explain_missing_model,
+    locked,
+    read_json,
+)
 from vanilla_transformer.hub.push import PushError, check_token
 from vanilla_transformer.memory import keep_freed_memory
 from vanilla_transformer.tasks import get_task, record_directions, record_task
@@ -48,7 +55,12 @@ from vanilla_transformer.training.arguments import (
     RecipeArguments,
     TranslationTrainingArguments,
 )
-from vanilla_transformer.training.checkpoints import find_last_whole_checkpoint, find_problem, list_checkpoints
+from vanilla_transformer.training.checkpoints import (
+    CheckpointError,
+    find_last_whole_checkpoint,
+    find_problem,
+    list_checkpoints,
+)
 from vanilla_transformer.training.examples import (
     Corpora,
     describe_files,
@@ -64,9 +76,11 @@ from vanilla_transformer.training.setup import (
     build_trainer,
     check_model_arguments,
     check_output_dir,
+    check_special_tokens,
     check_streaming,
     check_target_tokens,
     check_teacher,
+    check_validation,
     claim_output_dir,
     load_or_train_tokenizer,
     settle_directions,
@@ -209,7 +223,11 @@ def prepare(
         options: Any = {"sample": data_arguments.tokenizer_sample, "added_tokens": added, **limit}
         tokenizer = load_or_train_tokenizer(model_arguments, corpora["train"], output_dir, **options)
         check_target_tokens(tokenizer, directions)
-        make_regularization(tokenizer, data_arguments)  # better refused now than when the folder is taken
+        # Better refused now than when the folder is taken.
+        check_special_tokens(tokenizer)
+        if "validation" not in corpora:
+            check_validation(arguments)
+        make_regularization(tokenizer, data_arguments)
         config = build_config(model_arguments, tokenizer, langs=langs)
         if not config.is_encoder_decoder:
             where = model_arguments.model_name_or_path or model_arguments.config_name
@@ -247,15 +265,19 @@ def find_checkpoint(arguments: TranslationTrainingArguments) -> str | None:
     return None if checkpoint is None else str(checkpoint)
 
 
-def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> None:
-    """Puts the average of the last checkpoints, which the run has just made, in the place of the model's weights."""
+def take_average(trainer: TranslationTrainer, model: PreTrainedModel) -> int:
+    """Puts the average of the last checkpoints, which the run has just made, in the place of the model's weights.
+
+    Returns of how many, or 0 if the weights stay as they are.
+    """
     folder = Path(str(trainer.args.output_dir)) / AVERAGED_FOLDER
     trainer.accelerator.wait_for_everyone()
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         if trainer.is_world_process_zero():
             print(f"The average of the last checkpoints is in {folder}; the model divided among processes is the last.")
-        return
+        return 0
     model.load_state_dict(AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict())
+    return len((read_json(folder / AVERAGING_FILE) or {})["checkpoints"])
 
 
 def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> str:
@@ -342,11 +364,11 @@ def train(run: Run) -> None:
     trainer = run.trainer
     arguments: Any = trainer.args
     result = trainer.train(resume_from_checkpoint=run.checkpoint)
-    if arguments.average_checkpoints:
-        take_average(trainer, run.model)
+    averaged = take_average(trainer, run.model) if arguments.average_checkpoints else 0
     trainer.save_model(_internal_call=True)  # else it is pushed here already, before its scores are known
     trainer.save_state()
-    choice = explain_choice(trainer)  # before the end's evaluation is logged, at the last step, for what was chosen
+    # Before the end's evaluation is logged, at the last step, for what was chosen.
+    choice = explain_choice(trainer, averaged)
     metrics: dict[str, float] = {}
     # A finished run that is started again has nothing to add to the record of its training.
     if result.global_step > run.first_step:
@@ -407,7 +429,7 @@ def main(argv: list[str] | None = None) -> None:
         with settled_bars(arguments), ExitStack() as held:
             run = set_up(parser, held, *wishes)
             train(run)
-    except (FloatingPointError, OSError) as error:
+    except (CheckpointError, FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         if run is not None:

@@ -92,6 +92,9 @@ class TokenizerArguments:
         given = [name for name in ("files", "dataset_name", "source_files") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("Give one of --files (tables), --dataset_name, and --source_files with --target_files.")
+        for file in [*(self.source_files or []), *(self.target_files or [])]:
+            if is_table(file):
+                raise ValueError(f"{file} is a table, which has both sides: name it after --files.")
         for file in self.files or []:
             if not is_table(file):
                 raise ValueError(

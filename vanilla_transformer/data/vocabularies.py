@@ -54,5 +54,5 @@ def check_text_target(tokenizer: PreTrainedTokenizerBase) -> None:
     if isinstance(tokenizer, FSMTTokenizer):
         raise ValueError(
             "FSMTTokenizer cannot encode target texts: it uses the source's vocabulary for them. To score translations "
-            "write them with scripts/translate.py and give the file to scripts/evaluate_translation.py --compare."
+            "write them with `vanilla-transformer translate`, and give the file to `evaluate --compare`."
         )

@@ -2,14 +2,12 @@
 
 import copy
 import filecmp
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from torch.utils.data import DataLoader, Sampler
 from transformers import GenerationConfig, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -70,31 +68,40 @@ class StopEarly(TrainerCallback):
 
 
 class MixLengthGroups(TrainerCallback):
-    """Has the Trainer's `group_by_length` go through lengths in any order instead of falling every 50 batches.
+    """Has the batches of the Trainer's `group_by_length` come in any order; the library's fall in length 50 by 50.
 
-    The lengths are renumbered at random in each epoch, by seed and epoch alone: a resumed run has another random state.
+    The order is of the training's seed and the epoch alone: a resumed run has another random state.
+
+    Args:
+        lengths: That of each example, such as the longer side of a pair, (examples,).
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Gives the sampler the epoch's numbers and seed."""
-        sampler = _find_sampler(kwargs.get("train_dataloader"))
+        """Puts a sampler of the epoch in the place of the library's."""
+        batches: Any = getattr(kwargs.get("train_dataloader"), "batch_sampler", None)
+        # With several processes, accelerate puts one of its own around the one that asks the sampler.
+        while hasattr(batches, "batch_sampler"):
+            batches = batches.batch_sampler
+        sampler = getattr(batches, "sampler", None)
         if isinstance(sampler, LengthGroupedSampler):
             seed = (args.seed if args.data_seed is None else args.data_seed) + int(state.epoch or 0)
-            numbers = list(range(max(self.lengths) + 1))
-            random.Random(seed).shuffle(numbers)
-            sampler.lengths = [numbers[length] for length in self.lengths]
-            sampler.generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
+            batches.sampler = _MixedLengthGroups(sampler.batch_size, lengths=self.lengths, generator=generator)
 
 
-def _find_sampler(loader: DataLoader[Any] | None) -> Sampler[int] | None:
-    """With several processes, accelerate puts a batch sampler of its own around the one that asks the sampler."""
-    batch_sampler: Any = getattr(loader, "batch_sampler", None)
-    while hasattr(batch_sampler, "batch_sampler"):
-        batch_sampler = batch_sampler.batch_sampler
-    return getattr(batch_sampler, "sampler", None)
+class _MixedLengthGroups(LengthGroupedSampler):
+    """The library's batches, shuffled."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Indices, those of a batch one after the other; one that is not full stays the last."""
+        indices = list(super().__iter__())
+        whole = len(indices) // self.batch_size
+        for batch in torch.randperm(whole, generator=self.generator).tolist():
+            yield from indices[batch * self.batch_size : (batch + 1) * self.batch_size]
+        yield from indices[whole * self.batch_size :]
 
 
 class WarnOfWarmup(TrainerCallback):

@@ -24,6 +24,10 @@ _SET_ASIDE = "_incomplete-"
 _DELETED = "_deleted-"
 
 
+class CheckpointError(ValueError):
+    """A training cannot go on from a checkpoint as it is asked to."""
+
+
 class RecordWorldSize(TrainerCallback, ExportableState):
     """Writes into every checkpoint's trainer_state.json how many processes saved it, for `find_problem`.
 

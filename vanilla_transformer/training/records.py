@@ -197,11 +197,14 @@ def write_metrics(
     return path
 
 
-def explain_choice(trainer: Trainer) -> str:
-    """Says in a sentence which weights a training ended with, and why; the scores are those logged at their step."""
-    state, args, last = trainer.state, trainer.args, getattr(trainer.args, "average_checkpoints", 0)
-    if last:
-        return f"It is the average of the last {last} checkpoints."
+def explain_choice(trainer: Trainer, averaged: int = 0) -> str:
+    """Says in a sentence which weights a training ended with, and why; the scores are those logged at their step.
+
+    `averaged` says of how many checkpoints they are the average.
+    """
+    state, args = trainer.state, trainer.args
+    if averaged:
+        return f"It is the average of the last {averaged} checkpoints."
     if not args.load_best_model_at_end or state.best_model_checkpoint is None:
         return f"It is that of the last update, {state.global_step:,}."
     logged = [entry for entry in state.log_history if entry.get("step") == state.best_global_step]

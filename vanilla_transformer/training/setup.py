@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, IterableDataset
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
@@ -24,7 +25,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
@@ -100,6 +101,25 @@ def check_target_tokens(tokenizer: PreTrainedTokenizerBase, directions: Mapping[
             f"lang_pairs: the tokenizer does not have {', '.join(missing)} as a token each. `vanilla-transformer "
             f"train-tokenizer --added_tokens {quoted}` makes one that has, and so does a training that is given none."
         )
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a tokenizer that cannot pad, or does not end a target: the model would not learn where to stop."""
+    if missing := [name for name in ("pad_token", "eos_token") if getattr(tokenizer, name) is None]:
+        raise ValueError(f"The tokenizer has no {' and no '.join(missing)}; set them and save it again.")
+    if tokenizer.eos_token_id not in tokenizer(text_target="a", verbose=False)["input_ids"]:
+        raise ValueError(
+            f"The tokenizer does not put its eos_token, {tokenizer.eos_token}, behind a target: without it no model "
+            "learns where to stop. Give the tokenizer a post-processor (TemplateProcessing), and save it again."
+        )
+
+
+def check_validation(arguments: TranslationTrainingArguments) -> None:
+    """Refuses, where there are no validation data, what needs them."""
+    if arguments.early_stopping_patience is not None:
+        raise ValueError("early_stopping_patience needs validation data.")
+    if arguments.save_strategy == SaveStrategy.BEST:
+        raise ValueError("save_strategy=best needs validation data.")
 
 
 def load_or_train_tokenizer(
@@ -191,7 +211,9 @@ def build_config(
             settings["share_encoder_decoder_embeddings"] = False
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
-        settings["decoder_start_token_id"] = tokenizer.bos_token_id
+        # T5 and Marian, whose tokenizers have no token for the beginning, take that of padding.
+        starts = (tokenizer.bos_token_id, tokenizer.pad_token_id)
+        settings["decoder_start_token_id"] = next((token for token in starts if token is not None), None)
     if langs is not None and "langs" in legal and len(find_directions(base)) < 2:
         settings["langs"] = langs
     for name, value in overrides.items():
@@ -226,7 +248,8 @@ def build_model(
 ) -> PreTrainedModel:
     """Builds a new model, which searches as the paper's does (6.1), or loads the one to go on from."""
     if arguments.model_name_or_path is not None:
-        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config)
+        # Small updates of weights in 16 bits are rounded away, whatever the precision of the products.
+        return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config, dtype=torch.float32)
     model = AutoModelForSeq2SeqLM.from_config(config)
     model.generation_config.num_beams = 4
     if max_new_tokens is not None:
@@ -450,8 +473,6 @@ def settle_training_arguments(
                 "train_sampling_strategy=batch_rebalance needs fixed lengths, and subword regularisation changes them."
             )
     if not validates:
-        if arguments.early_stopping_patience is not None:
-            raise ValueError("early_stopping_patience needs validation data.")
         arguments.eval_strategy = IntervalStrategy.NO
         arguments.load_best_model_at_end = False
         arguments.metric_for_best_model = None

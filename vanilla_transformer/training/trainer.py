@@ -38,7 +38,7 @@ from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTran
 
 from .averaging import AverageCheckpoints
 from .callbacks import StopEarly
-from .checkpoints import delete_old_checkpoints, find_last_whole_checkpoint
+from .checkpoints import CheckpointError, delete_old_checkpoints, find_last_whole_checkpoint
 from .distillation import make_teacher_inputs, sum_divergences_from
 from .r_drop import repeat_rows, sum_divergences
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
@@ -222,10 +222,10 @@ class TranslationTrainer(Seq2SeqTrainer):
             if found is None:
                 raise ValueError(f"resume_from_checkpoint=True, but {folder} holds no whole checkpoint.")
             resume_from_checkpoint = str(found)
-        self._resumed_step, self._has_ended_early, spent = 0, False, {}
+        self._resumed_step, self._resumed_epoch, self._has_ended_early, spent = 0, 0.0, False, {}
         if resume_from_checkpoint:
             state = TrainerState.load_from_json(str(Path(str(resume_from_checkpoint)) / TRAINER_STATE_NAME))
-            self._resumed_step = state.global_step
+            self._resumed_step, self._resumed_epoch = state.global_step, state.epoch or 0.0
             early = [each for each in self.callback_handler.callbacks if isinstance(each, StopEarly)]
             self._has_ended_early = any(each.is_over(self.args, state) for each in early)
             spent = cast(dict[str, Any], state.stateful_callbacks).get(_SPENT, {})
@@ -237,7 +237,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         skips = self.args.ignore_data_skip
         try:
             if self.stream is not None and resume_from_checkpoint:
-                self.stream.load_state_dict(self._read_stream_state(str(resume_from_checkpoint)))
+                data_state = self._read_stream_state(str(resume_from_checkpoint))
+                try:
+                    self.stream.load_state_dict(data_state)
+                except ValueError as error:
+                    raise CheckpointError(str(error)) from error
                 self.args.ignore_data_skip = True
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -247,10 +251,24 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Works out the length of the training as the library does, but ends one that had already ended."""
         values: tuple[Any, ...] = super().set_initial_training_values(*args, **kwargs)
         num_train_epochs, num_update_steps_per_epoch, *others = values
+        self._check_epochs(num_update_steps_per_epoch)
         # The library trains on where a training that ended early, or within an epoch, is started again.
         if self._has_ended_early or self._resumed_step >= others[-1]:  # the number of steps in all
             num_train_epochs = self._resumed_step // num_update_steps_per_epoch
         return (num_train_epochs, num_update_steps_per_epoch, *others)
+
+    def _check_epochs(self, updates: int) -> None:
+        """Refuses to count a checkpoint's updates as epochs of another number of `updates`."""
+        if self.args.max_steps > 0 or not self._resumed_epoch:
+            return
+        before = self._resumed_step / self._resumed_epoch
+        if abs(before - updates) >= 1:
+            raise CheckpointError(
+                f"The checkpoint of update {self._resumed_step:,} was saved after {self._resumed_epoch:.2f} epochs, of "
+                f"about {before:,.0f} updates each, and now an epoch has {updates:,}: its updates cannot be counted as "
+                "epochs. Give as many processes, passes and pairs or tokens as before, or the updates in all "
+                "(--max_steps)."
+            )
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of missing weights as the library does, but not of other names of those that were loaded."""
@@ -264,7 +282,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         path = Path(checkpoint) / data_state_name(self.args.process_index)
         state: dict[str, Any] | None = read_json(path)
         if state is None:
-            raise ValueError(f"{path} is missing: the checkpoint was not streaming, or saved by fewer processes.")
+            raise CheckpointError(f"{path} is missing: the checkpoint was not streaming, or saved by fewer processes.")
         return state
 
     def _save_rng_state(self, output_dir: str) -> None:
