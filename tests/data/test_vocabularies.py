@@ -118,7 +118,7 @@ def test_references_for_fsmt_are_refused_at_once(main: Any, tmp_path: Path, caps
     words = ["--model_name_or_path", tmp_path / "model", "--test_file", *test_files]
     words += ["--device", "cpu", "--output_dir", tmp_path / "scores"]
     said = refuse(main("evaluate_translation"), *words, capsys=capsys)
-    assert "give the file to scripts/evaluate_translation.py --compare" in said
+    assert "give the file to `evaluate --compare`" in said
     assert not list((tmp_path / "scores").iterdir())
 
 
