@@ -131,8 +131,10 @@ class BackTranslation:
         kept = 0
         for file, part, translations in pieces:
             targets, sources = list(file.texts(part)), [best.text for best, *_ in translations]
-            lengths = (count_tokens(self.tokenizer, **side) for side in ({"text_target": sources}, {"text": targets}))
-            read = count_tokens(self.tokenizer, text=[self.source_prefix + text for text in targets])
+            lengths = [count_tokens(self.tokenizer, **side) for side in ({"text_target": sources}, {"text": targets})]
+            read = lengths[1]
+            if self.source_prefix:
+                read = count_tokens(self.tokenizer, text=[self.source_prefix + text for text in targets])
             limit = self.max_source_length or math.inf
             rows = zip(sources, targets, *lengths, [count > limit for count in read], strict=True)
             for number, (source, target, source_length, target_length, is_cut) in enumerate(rows, start=part.first):

@@ -212,8 +212,8 @@ def build_config(
         for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
             settings[name] = getattr(tokenizer, name)
         # T5 and Marian, whose tokenizers have no token for the beginning, take that of padding.
-        starts = (tokenizer.bos_token_id, tokenizer.pad_token_id)
-        settings["decoder_start_token_id"] = next((token for token in starts if token is not None), None)
+        start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        settings["decoder_start_token_id"] = start
     if langs is not None and "langs" in legal and len(find_directions(base)) < 2:
         settings["langs"] = langs
     for name, value in overrides.items():
