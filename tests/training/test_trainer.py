@@ -68,7 +68,8 @@ def make_trainer(output_dir: Path, data: Any = 9, **changes: Any) -> Translation
     settings: dict[str, Any] = {"output_dir": str(output_dir), "disable_tqdm": True, "use_cpu": True, "report_to": []}
     settings |= {"eval_strategy": "no", "save_strategy": "no", "logging_steps": 1, "max_source_tokens": BUDGET}
     settings |= {"learning_rate": 1e-2, "warmup_steps": 1}
-    trainer_settings = {name: changes.pop(name) for name in ("eval_dataset", "callbacks", "model") if name in changes}
+    names = ("eval_dataset", "callbacks", "model", "compute_loss_func")
+    trainer_settings = {name: changes.pop(name) for name in names if name in changes}
     model = trainer_settings.pop("model", None) or make_model()
     train_dataset = Dataset.from_list(make_rows(data)) if isinstance(data, int) else data
     return TranslationTrainer(

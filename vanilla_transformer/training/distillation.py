@@ -1,32 +1,39 @@
 """Word-level knowledge distillation (Kim & Rush, 2016): a teacher's probabilities of every token are learned.
 
-Shapes: B batch, T target length, V vocabulary.
+Shapes: B batch, T target length, n tokens, V vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import nn
 
-from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
-
-
-def make_teacher_inputs(teacher: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch made for the student, for the teacher: it may begin targets with another symbol, and needs no loss."""
-    own = {name: value for name, value in inputs.items() if name != "labels" and not name.startswith("decoder_")}
-    shift: Any = getattr(teacher, "prepare_decoder_input_ids_from_labels", None)
-    labels = inputs["labels"]
-    own |= {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)}
-    return own | {"use_cache": False}
+from .token_losses import score, subtract_labels_
 
 
-def sum_divergences_from(wanted: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over tokens of KL(teacher || student) between logits `wanted` and `logits` (B, T, V), in nats: a scalar.
+class TeacherLoss:
+    """`1 - weight` times the cross-entropy with labels, and `weight` times KL(teacher || student), in nats.
 
-    Its gradient is that of the cross-entropy with the teacher's probabilities. `labels` (B, T) say which tokens count:
-    all but those of -100.
+    Args:
+        wanted: The teacher's logits (B, T, V).
+        label_smoothing: Of the labels.
+        weight: From 0 to 1.
     """
-    counted = labels != IGNORED_LABEL
-    teacher, student = (each[counted].float().log_softmax(dim=-1) for each in (wanted, logits))
-    return (teacher.exp() * (teacher - student)).sum()
+
+    def __init__(self, wanted: torch.Tensor, label_smoothing: float, weight: float) -> None:
+        self.wanted = wanted.flatten(0, 1)
+        self.label_smoothing = label_smoothing
+        self.weight = weight
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum for the student's logits (1, n, V) at n places of the B T, and its gradient."""
+        share, (student,) = 1 - self.weight, logits
+        log_z = student.logsumexp(dim=-1, keepdim=True)
+        # From here on all logits are log-probabilities; labels' scores of them are negative cross-entropies.
+        student -= log_z
+        teacher = self.wanted[places].float().log_softmax(dim=-1)
+        probabilities = teacher.exp()
+        total = self.weight * (probabilities * teacher.sub_(student)).sum()
+        total -= share * score(student, labels, self.label_smoothing).sum()
+        gradient = student.exp_().sub_(probabilities, alpha=self.weight)
+        subtract_labels_(gradient, labels, self.label_smoothing, share)
+        return total, gradient[None]

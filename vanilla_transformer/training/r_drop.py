@@ -1,13 +1,13 @@
 """R-Drop (Liang et al., 2021): two passes with different dropout, whose predictions are to agree.
 
-Shapes: B batch, T target length, V vocabulary.
+Shapes: n tokens, V vocabulary.
 """
 
 from typing import Any
 
 import torch
 
-from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
+from .token_losses import score, subtract_labels_
 
 
 def repeat_rows(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -15,11 +15,27 @@ def repeat_rows(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: torch.cat([each, each]) if torch.is_tensor(each) else each for name, each in inputs.items()}
 
 
-def sum_divergences(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over tokens of (KL(p || q) + KL(q || p)) / 2 between the two halves of logits (2 B, T, V): a scalar.
+class RDropLoss:
+    """Sums of cross-entropies of both passes, and `weight` times (KL(p || q) + KL(q || p)) / 2 of their predictions."""
 
-    `labels` (2 B, T) say which tokens count: all but those of -100.
-    """
-    counted = labels != IGNORED_LABEL
-    one, other = logits[counted].float().log_softmax(dim=-1).chunk(2)
-    return ((one.exp() - other.exp()) * (one - other)).sum() / 2
+    def __init__(self, label_smoothing: float, weight: float) -> None:
+        self.label_smoothing = label_smoothing
+        self.weight = weight
+
+    def __call__(
+        self, logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum for logits (2, n, V) and labels (n, 1), and its gradient."""
+        log_z = logits.logsumexp(dim=-1, keepdim=True)
+        cross_entropies = log_z - score(logits, labels, self.label_smoothing)
+        p, q = logits.softmax(dim=-1)
+        apart = logits[0].sub_(logits[1]).sub_(log_z[0] - log_z[1])  # log p - log q
+        by_p, by_q = p * apart, apart.mul_(q)
+        there, back = by_p.sum(dim=-1, keepdim=True), -by_q.sum(dim=-1, keepdim=True)  # KL(p || q), KL(q || p)
+        half = self.weight / 2
+        total = cross_entropies.sum() + half * (there + back).sum()
+        by_p.mul_(half).addcmul_(p, 1 + half * (1 - there)).sub_(q, alpha=half)
+        by_q.mul_(-half).addcmul_(q, 1 + half * (1 - back)).sub_(p, alpha=half)
+        gradient = torch.stack([by_p, by_q])
+        subtract_labels_(gradient, labels, self.label_smoothing, share=1.0)
+        return total, gradient

@@ -39,9 +39,10 @@ from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTran
 from .averaging import AverageCheckpoints
 from .callbacks import StopEarly
 from .checkpoints import CheckpointError, delete_old_checkpoints, find_last_whole_checkpoint
-from .distillation import make_teacher_inputs, sum_divergences_from
-from .r_drop import repeat_rows, sum_divergences
+from .distillation import TeacherLoss
+from .r_drop import RDropLoss, repeat_rows
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
+from .token_losses import RowLoss, make_inputs_for_logits, sum_token_losses
 
 logger = logging.get_logger(__name__)
 
@@ -100,6 +101,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and self._divides_by_targets()
         self.train_lengths = train_lengths
         self.teacher: Any = None if teacher is None else cast(Any, teacher).to(self.args.device).eval()
+        if self.compute_loss_func is not None and (teacher is not None or getattr(self.args, "r_drop", 0.0)):
+            raise ValueError("Give compute_loss_func, or a teacher or r_drop, which have losses of their own.")
         if self.args.learning_rate is None:
             # The caller's own may serve a model of another width next.
             self.args = copy.copy(self.args)
@@ -326,21 +329,21 @@ class TranslationTrainer(Seq2SeqTrainer):
         weight = getattr(self.args, "r_drop", 0.0)
         if not (model.training and (weight or self.teacher)):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        count = inputs["labels"].ne(IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
-        # As the loss is.
+        labels, own = inputs["labels"], cast(PreTrainedModel, self.model)
+        count = labels.ne(IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        smoothing = self.args.label_smoothing_factor or getattr(own.config, "label_smoothing", 0.0)
+        row_loss: RowLoss
+        if self.teacher is not None:
+            with torch.no_grad():
+                wanted = self.teacher(**make_inputs_for_logits(self.teacher, inputs)).logits
+            row_loss = TeacherLoss(wanted, smoothing, getattr(self.args, "teacher_weight", 0.5))
+        else:
+            row_loss, inputs, count = RDropLoss(smoothing, weight), repeat_rows(inputs), 2 * count
+        outputs = model(**make_inputs_for_logits(own, inputs))
+        # As the library does: gradients of several processes are averaged.
         is_of_all = self.args.average_tokens_across_devices and num_items_in_batch is not None
         processes = self.accelerator.num_processes if is_of_all else 1
-        if self.teacher is not None:
-            weight, labels = getattr(self.args, "teacher_weight", 0.5), inputs["labels"]
-            with torch.no_grad():
-                wanted = self.teacher(**make_teacher_inputs(self.teacher, inputs)).logits
-            loss, outputs = super().compute_loss(model, {**inputs, "skip_logits": False}, True, count)
-            away = processes * sum_divergences_from(wanted, outputs.logits, labels) / count
-            loss = (1 - weight) * loss + weight * away
-        else:
-            twice = repeat_rows(inputs)
-            loss, outputs = super().compute_loss(model, {**twice, "skip_logits": False}, True, 2 * count)
-            loss = loss + weight * processes * sum_divergences(outputs.logits, twice["labels"]) / (2 * count)
+        loss = processes * sum_token_losses(outputs.logits, labels, row_loss) / count
         return (loss, outputs) if return_outputs else loss
 
     # Counting
