@@ -101,7 +101,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs and self._divides_by_targets()
         self.train_lengths = train_lengths
         self.teacher: Any = None if teacher is None else cast(Any, teacher).to(self.args.device).eval()
-        if self.compute_loss_func is not None and (teacher is not None or getattr(self.args, "r_drop", 0.0)):
+        own_loss = teacher is not None or getattr(self.args, "r_drop", 0.0) > 0
+        if self.compute_loss_func is not None and own_loss:
             raise ValueError("Give compute_loss_func, or a teacher or r_drop, which have losses of their own.")
         if self.args.learning_rate is None:
             # The caller's own may serve a model of another width next.
