@@ -20,7 +20,7 @@ RECIPE = Path(__file__).with_suffix(".yaml")
 LANGUAGES = ("en", "de", "fr")
 ZERO_SHOT = (("de", "fr"), ("fr", "de"))
 MANY = "many"
-UPDATES_OF_ONE = 3000  # half of those of the model of all
+UPDATES_OF_ONE = 2000  # half of those of the model of all
 
 
 def find_files(data: Path, part: str, pair: Sequence[str]) -> list[Path]:
