@@ -68,6 +68,7 @@ from vanilla_transformer.training.examples import (
     load_corpora,
     make_regularization,
 )
+from vanilla_transformer.training.pushes import describe_error
 from vanilla_transformer.training.recipe import paper_recipe
 from vanilla_transformer.training.records import close_progress, explain_choice, write_metrics
 from vanilla_transformer.training.setup import (
@@ -87,7 +88,7 @@ from vanilla_transformer.training.setup import (
     settle_prefix,
     settle_training_arguments,
 )
-from vanilla_transformer.training.trainer import TranslationTrainer, describe_error
+from vanilla_transformer.training.trainer import TranslationTrainer
 
 from .command_line import INTERRUPTED, USAGE, check_spelling, parser_options, settled_bars
 

@@ -14,24 +14,16 @@ from typing import Any, cast
 
 import torch
 from accelerate.data_loader import prepare_data_loader
-from accelerate.utils import extract_model_from_parallel
 from datasets import Dataset
-from huggingface_hub import CommitInfo, create_branch, run_as_future, upload_folder
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, SaveStrategy, TrainOutput, seed_worker
-from transformers.utils import logging
-from transformers.utils.hub import PushInProgress
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, TrainOutput, seed_worker
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.files import open_weights, read_json, replacing_files
-from vanilla_transformer.hub.card import write_model_card
-from vanilla_transformer.hub.facts import is_hub_name
-from vanilla_transformer.hub.files import CARD_NAME, select_files, stays_within
-from vanilla_transformer.hub.push import mark_card, take_card
 from vanilla_transformer.inference.scores import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -40,11 +32,10 @@ from .averaging import AverageCheckpoints
 from .callbacks import StopEarly
 from .checkpoints import CheckpointError, delete_old_checkpoints, find_last_whole_checkpoint
 from .distillation import TeacherLoss
+from .pushes import PushingTrainer, describe_error
 from .r_drop import RDropLoss, repeat_rows
 from .sharding import drop_tied_copies, is_sharded, keep_tables_together, unsharded_class
 from .token_losses import RowLoss, make_inputs_for_logits, sum_token_losses
-
-logger = logging.get_logger(__name__)
 
 # Where a checkpoint's state says what led to it: pairs, tokens and seconds.
 _SPENT = "TranslationTrainer"
@@ -60,7 +51,7 @@ class _SetEpoch(TrainerCallback):
         self.sampler.set_epoch(int(state.epoch or 0))
 
 
-class TranslationTrainer(Seq2SeqTrainer):
+class TranslationTrainer(PushingTrainer):
     """The library's `Seq2SeqTrainer`, with batches of a number of tokens where the arguments ask for them.
 
     With `max_source_tokens` and `max_target_tokens` in its arguments ([`TranslationTrainingArguments`]) a batch of one
@@ -75,11 +66,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     last ones at the end ([`AverageCheckpoints`]). Without a learning rate it takes the paper's, (d_model *
     warmup_steps)^-0.5. What `train` returns counts the tokens and seconds of all parts of a training that was resumed,
     or those since the update `train_resumed_at_step`, where the checkpoint of older code does not tell what led to it.
-
-    With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
-    ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A card
-    that was edited on the Hub is taken over, and one that was edited here too is not pushed. A push that fails in the
-    middle of a training is reported, and does not end it. No token is ever written to disk.
+    No token of the Hub is ever written to disk.
 
     Args:
         *args, **kwargs: As `Seq2SeqTrainer` takes them.
@@ -87,8 +74,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         teacher: A model of the same vocabulary, whose probabilities have the share `teacher_weight` of the arguments in
             the loss (word-level distillation). It stays as it is.
     """
-
-    push_in_progress: Any = None
 
     def __init__(
         self,
@@ -517,115 +502,6 @@ class TranslationTrainer(Seq2SeqTrainer):
                 output.metrics[name.removesuffix("loss") + "perplexity"] = to_perplexity(output.metrics[name])
         return output
 
-    # The Hub
-
-    def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
-        """Writes README.md into the output folder: this package's card for its own models, else the library's."""
-        tags = kwargs.get("tags") or []
-        model_tags = getattr(self.model, "model_tags", None) or []
-        kwargs["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *model_tags])) or None
-        # The arguments may be the library's, which do not have these.
-        kwargs["license"] = kwargs.get("license") or getattr(self.args, "hub_license", None)
-        kwargs["dataset_tags"] = kwargs.get("dataset_tags") or getattr(self.args, "hub_datasets", None)
-        if not isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel):
-            name = Path(str(self.hub_model_id or self.args.output_dir)).name
-            super().create_model_card(**{"model_name": name, **kwargs})
-        elif self.is_world_process_zero():
-            given = {name: kwargs.get(name) for name in ("language", "license", "tags", "model_name")}
-            # The library allows a path, which would tell of this machine, and which nobody else could follow.
-            base_model = kwargs.get("finetuned_from") if is_hub_name(kwargs.get("finetuned_from")) else None
-            given |= {"datasets": kwargs["dataset_tags"], "base_model": base_model}
-            write_model_card(str(self.args.output_dir), repo_id=self.hub_model_id, **given)
-
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Saves the model and pushes it as the library does, but of the folder only what [`select_files`] chooses.
-
-        The arguments are the library's; a branch is made if need be. To be called in all processes; the main one
-        pushes, and returns the commit, or a `Future` of it without `blocking`.
-        """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:
-            # The oldest supported versions do not know `private`.
-            self.init_hf_repo(token=token, **({} if private is None else {"private": private}))
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        self._finish_current_push()
-        place: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
-        left_out = self._renew_card(place, **kwargs)
-
-        def upload() -> CommitInfo:
-            commit = self._upload_model(commit_message, left_out, **place)
-            if not left_out:
-                mark_card(str(self.args.output_dir))
-            return commit
-
-        return upload() if blocking else run_as_future(upload)
-
-    @property
-    def _unwrapped_model(self) -> Any:
-        return extract_model_from_parallel(self.model, keep_torch_compile=False)
-
-    def _renew_card(self, place: dict[str, Any], **kwargs: Any) -> set[str]:
-        """Makes the card to push, of edits on the Hub too; returns its name if it must not be pushed."""
-        is_own = isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel)
-        left_out = is_own and not take_card(str(self.args.output_dir), str(self.hub_model_id), **place)
-        self.create_model_card(**kwargs)
-        return {CARD_NAME} if left_out else set()
-
-    def _upload_model(self, message: str | None, left_out: set[str], **place: Any) -> CommitInfo:
-        folder = Path(str(self.args.output_dir))
-        chosen = select_files(folder).files
-        names = [name for name, path in chosen.items() if stays_within(folder, path) and name not in left_out]
-        return self._upload(str(folder), commit_message=message, allow_patterns=names, **place)
-
-    def _upload(self, folder: str, *, token: Any, revision: str | None, **settings: Any) -> CommitInfo:
-        repo_id = str(self.hub_model_id)
-        # As `push_to_hub` of models does. Pull requests have a reference already.
-        if revision is not None and not revision.startswith("refs/"):
-            create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-        return upload_folder(repo_id=repo_id, folder_path=folder, token=token, revision=revision, **settings)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes the model of a checkpoint in the background. If that fails, a warning says so and training goes on."""
-        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        if is_busy and not self.args.hub_always_push:
-            return
-        message = f"Training in progress, step {self.state.global_step}"
-        with _warning_of_failure(message):
-            unfinished = self.push_in_progress.jobs if is_busy else []
-            jobs: Any = [*unfinished, *self._start_push(Path(checkpoint_folder), message)]
-            self.push_in_progress = PushInProgress(jobs)
-
-    def _start_push(self, checkpoint: Path, message: str) -> list[Any]:
-        """Brings the checkpoint's model into the output folder, as the library does, and starts to upload it."""
-        if not any(checkpoint.glob("*.safetensors")):
-            raise ValueError(f"{checkpoint} has no weights in safetensors: a divided model is whole at the end only.")
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        folder = str(self.args.output_dir)
-        with replacing_files(folder) as partial_folder:
-            for name, path in select_files(checkpoint).files.items():
-                if name != CARD_NAME:
-                    shutil.copyfile(path, partial_folder / name)
-        place: dict[str, Any] = {"token": self.args.hub_token, "revision": self.args.hub_revision}
-        uploads = [partial(self._upload_model, message, self._renew_card(place), **place)]
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            is_all = self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS
-            settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}
-            settings |= {"commit_message": f"{message}, checkpoint", "ignore_patterns": [TRAINING_ARGS_NAME]}
-            uploads.append(partial(self._upload, str(checkpoint), **place, **settings))
-        return [run_as_future(_warning_of_failure(message)(upload)) for upload in uploads]
-
 
 @contextmanager
 def _put_away(arguments: TrainingArguments, name: str) -> Iterator[None]:
@@ -648,20 +524,6 @@ def _explaining_failure(what: str) -> Iterator[None]:
             f"{what} could not be saved: {describe_error(error)}. If the disk is full, make room. The same command "
             "goes on from the last whole checkpoint."
         ) from error
-
-
-@contextmanager
-def _warning_of_failure(message: str) -> Iterator[None]:
-    """Whatever goes wrong in pushing is no reason to lose a training, but it must be seen."""
-    try:
-        yield
-    except Exception as error:
-        logger.warning(f"{message}: the push failed, and the training goes on. {describe_error(error)}")
-
-
-def describe_error(error: BaseException) -> str:
-    """An error's kind and what it says, in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def data_state_name(rank: int) -> str:
