@@ -56,7 +56,7 @@ def run(arguments: DistillationArguments) -> None:
     """Translates the sources, chooses, and writes the pairs."""
     from vanilla_transformer.inference.files import translate_file
     from vanilla_transformer.inference.scores import find_bleu_tokenizer
-    from vanilla_transformer.inference.synthetic import Distillation, count_tokens, find_references
+    from vanilla_transformer.inference.synthetic import Distillation, find_references
     from vanilla_transformer.inference.translate import length_limit
 
     names = (arguments.input_file, arguments.reference_file, arguments.reference_column)
@@ -70,8 +70,9 @@ def run(arguments: DistillationArguments) -> None:
         arguments.select,
         arguments.min_similarity,
         tokenize,
-        count_tokens=lambda texts: count_tokens(tokenizer, text=[options["source_prefix"] + text for text in texts]),
-        max_length=length_limit(tokenizer, arguments.max_source_length, model.config),
+        tokenizer=tokenizer,
+        source_prefix=options["source_prefix"],
+        max_source_length=length_limit(tokenizer, arguments.max_source_length, model.config),
     )
     translate_file(
         model,

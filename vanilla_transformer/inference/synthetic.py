@@ -8,7 +8,6 @@
 """
 
 import logging
-import math
 import random
 import re
 from collections import Counter
@@ -79,6 +78,16 @@ def count_tokens(tokenizer: PreTrainedTokenizerBase, **texts: list[str]) -> list
     return list(map(len, tokenizer(**texts, verbose=False)["input_ids"]))
 
 
+def find_cut(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, source_prefix: str, max_source_length: int | None
+) -> list[bool]:
+    """Which texts a model has read in part only: they have more tokens than that, those of the prefix included."""
+    if max_source_length is None:
+        return [False] * len(texts)
+    counts = count_tokens(tokenizer, text=[source_prefix + text for text in texts])
+    return [count > max_source_length for count in counts]
+
+
 def _report(dropped: Counter[str], kept: int) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
     logger.log(logging.INFO if kept else logging.WARNING, "%s pairs; dropped: %s", f"{kept:,}", reasons or "none")
@@ -96,8 +105,7 @@ class BackTranslation:
         seed: Seed of the noise. That of a pair depends on this and on its place in the corpus only.
         max_length: A pair is dropped if a side has more tokens, those that end a text included.
         source_prefix: What the model reads before each text.
-        max_source_length: A pair is dropped if the model was given more tokens, the prefix's included, and read no more
-            than these.
+        max_source_length: A pair is dropped whose text the model has read in part only ([`find_cut`]).
         max_length_ratio: A pair is dropped if the translation has more than so many times the tokens of its text.
 
     Raises:
@@ -132,11 +140,8 @@ class BackTranslation:
         for file, part, translations in pieces:
             targets, sources = list(file.texts(part)), [best.text for best, *_ in translations]
             lengths = [count_tokens(self.tokenizer, **side) for side in ({"text_target": sources}, {"text": targets})]
-            read = lengths[1]
-            if self.source_prefix:
-                read = count_tokens(self.tokenizer, text=[self.source_prefix + text for text in targets])
-            limit = self.max_source_length or math.inf
-            rows = zip(sources, targets, *lengths, [count > limit for count in read], strict=True)
+            cut = find_cut(targets, self.tokenizer, self.source_prefix, self.max_source_length)
+            rows = zip(sources, targets, *lengths, cut, strict=True)
             for number, (source, target, source_length, target_length, is_cut) in enumerate(rows, start=part.first):
                 if not source.strip() or not target.strip():
                     dropped["empty"] += 1
@@ -194,16 +199,17 @@ class Distillation:
             `"best"`: the first translation. Of equal ones the first is taken.
         min_similarity: A pair is dropped whose translation has less (by chrF with `"best"`).
         tokenize: How BLEU cuts words.
-        count_tokens: Counts the tokens of sources as the model reads them.
-        max_length: A pair is dropped if its source has more tokens, of which the model has read the first ones alone.
+        tokenizer, source_prefix, max_source_length: A pair is dropped whose source the model has read in part only
+            ([`find_cut`]); without a tokenizer it is not looked at.
     """
 
     references: Sequence[RecordFile] | None
     select: Literal["chrf", "bleu", "best"] = "chrf"
     min_similarity: float = 0.0
     tokenize: str = "13a"
-    count_tokens: Callable[[list[str]], list[int]] | None = field(default=None, repr=False)
-    max_length: int | None = None
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
+    source_prefix: str = field(default="", repr=False)
+    max_source_length: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_similarity <= 100:
@@ -255,10 +261,9 @@ class Distillation:
         _report(dropped, kept)
 
     def _find_cut(self, sources: list[str]) -> list[bool]:
-        """Which sources were cut to `max_length` before they were translated."""
-        if self.count_tokens is None or self.max_length is None:
+        if self.tokenizer is None:
             return [False] * len(sources)
-        return [count > self.max_length for count in self.count_tokens(sources)]
+        return find_cut(sources, self.tokenizer, self.source_prefix, self.max_source_length)
 
     def _choose(self, texts: list[str], reference: str | None) -> str | None:
         texts = texts[:1] if self.select == "best" else texts
