@@ -13,6 +13,7 @@ equations.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from transformers import set_seed
@@ -22,7 +23,7 @@ from walkthrough_steps.english import ENGLISH
 from walkthrough_steps.printing import Printer
 from walkthrough_steps.walk import Walk
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, utf8_to_a_reader_who_may_leave
+from vanilla_transformer.commands.command_line import make_argument_parser, utf8_to_a_reader_who_may_leave
 
 TEXTS = {"en": ENGLISH, "zh": CHINESE}
 
@@ -69,18 +70,12 @@ def run(arguments: WalkthroughArguments) -> None:
     walk.out.say("outro")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(WalkthroughArguments, __doc__, shows_defaults=True)
+make_parser = partial(make_argument_parser, WalkthroughArguments, __doc__, shows_defaults=True)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's) and walk."""
-    parser = make_parser()
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-    except ValueError as error:
-        parser.error(str(error))
+    (arguments,) = make_parser().parse_args_into_dataclasses(args=argv)
     # More threads would only wait for one another with so small a model, and would round differently.
     torch.set_num_threads(1)
     with utf8_to_a_reader_who_may_leave():

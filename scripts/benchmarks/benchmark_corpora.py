@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
+from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.data.records import EVERYTHING, RecordFile
 from vanilla_transformer.inference.outputs import Piece, write_translations
 from vanilla_transformer.inference.translate import Translation
@@ -137,11 +138,7 @@ def run(arguments: BenchmarkArguments) -> None:
         print(f"{what} in one process: {speed:,.0f} sentences/s, {CORPUS / speed / 3600:,.2f} hours for 10^9")
 
 
-def make_parser() -> OptionParser:
-    """Returns the parser of the command line."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
-
-
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 main = make_main(make_parser, run)
 
 

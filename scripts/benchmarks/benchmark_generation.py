@@ -56,7 +56,7 @@ from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device,
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
 from vanilla_transformer.data.lines import open_text
 from vanilla_transformer.inference.translate import translate
@@ -146,9 +146,7 @@ class BenchmarkArguments:
         self.side = [name for name in SIDES if name in chosen]
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 
 
 # Inputs and models of the parts "speed" and "memory"
@@ -491,11 +489,7 @@ PARTS: dict[str, tuple[Callable[[BenchmarkArguments], Results], Callable[[Result
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's), measure, print, and write the figures."""
-    parser = make_parser()
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-    except ValueError as error:
-        parser.error(str(error))
+    (arguments,) = make_parser().parse_args_into_dataclasses(args=argv)
     results: dict[str, Results] = {}
     tables = []
     for name in dict.fromkeys(arguments.part):

@@ -20,13 +20,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from benchmark_tools import check_at_least_one, start_process, write_report
 from server_tools import Answer, Connection, ServerProcess, ask_all, make_request
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.translate import Translator, translate
@@ -239,9 +240,7 @@ def make_table(results: dict[str, Any]) -> str:
     return "\n".join(["| what | measured | bar |", "|---|---:|---:|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq, PreTrainedTokeni
 from transformers.utils.logging import tqdm
 
 import vanilla_transformer  # noqa: F401 (registers the tokenizer with AutoTokenizer)
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.streams import sample_pairs, stream_parallel_corpus, tokenize_stream
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
@@ -78,9 +79,7 @@ class BenchmarkArguments:
             raise ValueError(f"{STATUS}, where Linux tells the peak memory of a process, is missing.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 
 
 # The corpus
@@ -320,12 +319,8 @@ def run(arguments: BenchmarkArguments) -> Results:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's) and measure; ends with 1 if a batch is not the same."""
-    parser = make_parser()
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-    except ValueError as error:
-        parser.error(str(error))
+    (arguments,) = make_parser().parse_args_into_dataclasses(args=argv)
     results = run(arguments)
     if not all(mark["same_batch"] for mark in results["resuming"]):
         sys.exit(1)

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,7 +49,7 @@ from transformers import (
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
@@ -129,9 +130,7 @@ class BenchmarkArguments:
         check_device(self.device)
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 
 
 # Part "loss"
@@ -529,11 +528,7 @@ PARTS: dict[str, Callable[[BenchmarkArguments], Results]] = {
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the arguments (`argv`, else the command line's), measure, print, and write the figures."""
-    parser = make_parser()
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(args=argv)
-    except ValueError as error:
-        parser.error(str(error))
+    (arguments,) = make_parser().parse_args_into_dataclasses(args=argv)
     results = {name: PARTS[name](arguments) for name in dict.fromkeys(arguments.part)}
     write_report(arguments.output_file, "benchmark_training.py", argv, DISTRIBUTIONS, arguments, results)
 

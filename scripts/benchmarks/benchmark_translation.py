@@ -16,6 +16,7 @@ held before, the model included. Processor seconds tell more than seconds where 
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +29,7 @@ from benchmark_tools import Clock, PeakMemory, check_at_least_one, check_device,
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.systems.marian import to_marian
 from vanilla_transformer.data.lines import open_text
 from vanilla_transformer.inference.translate import one_line, translate_lines
@@ -78,9 +79,7 @@ class BenchmarkArguments:
         check_device(self.device)
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(BenchmarkArguments, __doc__)
+make_parser = partial(make_argument_parser, BenchmarkArguments, __doc__)
 
 
 def write_lines(arguments: BenchmarkArguments, path: Path) -> None:

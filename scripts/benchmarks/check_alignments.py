@@ -12,9 +12,10 @@ target word, so that precision is low; neither stands in for links drawn by peop
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
+from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.visualization import align_lines, collect_attention, split_words
@@ -105,11 +106,7 @@ def check(arguments: CheckArguments) -> None:
         print(f"{'mean' if layer is None else layer:<5}  {precision:9.1%}  {recall:6.1%}")
 
 
-def make_parser() -> OptionParser:
-    """Returns the parser of the command line."""
-    return make_argument_parser(CheckArguments, __doc__)
-
-
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 main = make_main(make_parser, check)
 
 

@@ -30,10 +30,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
+from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.options import option
 
 KINDS = ("shuffled", "other language", "other script", "copied", "truncated", "repeated")
@@ -160,11 +161,7 @@ def check(arguments: CheckArguments) -> None:
                 write(rows)
 
 
-def make_parser() -> OptionParser:
-    """Returns the parser of the command line."""
-    return make_argument_parser(CheckArguments, __doc__)
-
-
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 main = make_main(make_parser, check)
 
 

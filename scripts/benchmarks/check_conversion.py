@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 import yaml
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, check_logits, compare_with
 from vanilla_transformer.conversion.systems.joeynmt import convert_joeynmt, read_settings, read_symbols
 from vanilla_transformer.conversion.systems.opennmt_py import SPECIAL_TOKENS, convert_opennmt_py, read_opennmt_py
@@ -357,18 +358,12 @@ class CheckArguments:
     sentences: int = field(default=100, metadata={"help": "Number of sentences to translate. Default: 100."})
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(CheckArguments, __doc__)
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
-    parser = make_parser()
-    try:
-        (arguments,) = parser.parse_args_into_dataclasses(argv)
-    except ValueError as error:
-        parser.error(str(error))
+    (arguments,) = make_parser().parse_args_into_dataclasses(argv)
     torch.manual_seed(0)
     missing = []
     print(f"| system | configuration | logits | greedy: same | beam {BEAMS}: same | right |")

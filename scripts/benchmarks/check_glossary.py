@@ -22,11 +22,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from check_alignments import link, read_pairs
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
+from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.glossary import Glossary, cut
 from vanilla_transformer.options import option
@@ -166,11 +167,7 @@ def check(arguments: CheckArguments) -> None:
         print(f"{'':8}  {'what is aimed at' if not missed else 'misses what is aimed at in ' + ', '.join(missed)}")
 
 
-def make_parser() -> OptionParser:
-    """Returns the parser of the command line."""
-    return make_argument_parser(CheckArguments, __doc__)
-
-
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 main = make_main(make_parser, check)
 
 

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser, make_main
+from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.options import option
 
 _PATIENCE_SECONDS = 600
@@ -129,11 +130,7 @@ def run(arguments: CheckArguments) -> None:
     print(f"{translations} translations with {kills} kills in {runs} runs: each is that of one process.")
 
 
-def make_parser() -> OptionParser:
-    """Returns the parser of the command line."""
-    return make_argument_parser(CheckArguments, __doc__)
-
-
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 main = make_main(make_parser, run)
 
 

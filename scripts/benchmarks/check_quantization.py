@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.corpora import load_parallel_corpus
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.evaluate import score_translations
@@ -96,9 +97,7 @@ class QuantizationArguments(InferenceArguments):
             raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(QuantizationArguments, __doc__)
+make_parser = partial(make_argument_parser, QuantizationArguments, __doc__)
 
 
 def load_pairs(arguments: QuantizationArguments) -> tuple[list[str], list[str]]:

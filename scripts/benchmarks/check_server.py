@@ -17,11 +17,12 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from server_tools import HOST, Answer, Connection, ServerProcess, ask_all, close, make_request, read_answer
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 
 KINDS = ("json", "json", "json", "json", "form", "multipart", "multipart; boundary=x", "text", "none", "latin", "odd")
 _CONTENT_TYPES = {
@@ -234,9 +235,7 @@ def check(arguments: CheckArguments) -> list[str]:
     return problems
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(CheckArguments, __doc__)
+make_parser = partial(make_argument_parser, CheckArguments, __doc__)
 
 
 def main(argv: list[str] | None = None) -> None:

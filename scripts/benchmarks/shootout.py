@@ -56,6 +56,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -64,7 +65,7 @@ import sacrebleu
 from benchmark_tools import check_at_least_one, check_device
 from shootout_systems import SYSTEMS, Command, Run, Settings, System
 
-from vanilla_transformer.commands.command_line import OptionParser, make_argument_parser
+from vanilla_transformer.commands.command_line import make_argument_parser
 from vanilla_transformer.data.batching import TokenBatchSampler
 from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.inference.evaluate import join_pieces
@@ -125,9 +126,7 @@ class ShootoutArguments:
             raise ValueError(f"--learning_rate is {self.learning_rate}; it must be positive.")
 
 
-def make_parser() -> OptionParser:
-    """The command line's parser."""
-    return make_argument_parser(ShootoutArguments, __doc__)
+make_parser = partial(make_argument_parser, ShootoutArguments, __doc__)
 
 
 # The data

@@ -161,8 +161,8 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         start(str(tmp_path / "nothing"), num_processes=1)
 
 
-@pytest.mark.parametrize("whom", ["the server", "all processes"])
-def test_the_command_ends_in_order(whom: str, folder: str, expected: list[list[str]]) -> None:
+def test_the_command_ends_in_order(folder: str, expected: list[list[str]]) -> None:
+    """SIGTERM to all processes, as systemd sends it: those of the model wait for the server to end them."""
     options = ["--model_name_or_path", folder, "--workers", "2", "--port", "0"]
     command = [sys.executable, "-m", "vanilla_transformer", "serve", *options]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -174,10 +174,7 @@ def test_the_command_ends_in_order(whom: str, folder: str, expected: list[list[s
         with ThreadPoolExecutor(16) as pool:
             asked = [pool.submit(client.translate, text, "en", "de") for text in TEXTS[:16]]
             wait([asked[0]])
-            if whom == "the server":
-                process.send_signal(signal.SIGTERM)
-            else:  # as systemd does
-                os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)
             rest, errors = process.communicate(timeout=60)
         assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
         # Others came too late for a server that takes no more.

@@ -358,13 +358,6 @@ class TestStreaming:
         steps = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
         return {**settings, **steps, "streaming": True, "streaming_window": 12}
 
-    def test_it_trains_and_goes_on(self, streaming: dict[str, Any], tmp_path: Path) -> None:
-        """Stopped after 3 of 6 steps and started again, it ends with the weights of an unbroken run."""
-        run({**streaming, "output_dir": str(tmp_path / "whole")})
-        run({**streaming, "max_steps": 3})
-        run(streaming)
-        assert_same_weights(tmp_path / "whole", streaming["output_dir"])
-
     def test_several_corpora_have_their_shares(self, streaming: dict[str, Any], tmp_path: Path, refuse: Refuse) -> None:
         more = ["--train_file", *write_pairs(tmp_path, "more", 7)]
         said = refuse([*command_line(streaming), *more])

@@ -49,14 +49,15 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_pieces_are_learned_and_words_scored(settings: dict[str, Any], tmp_path: Path) -> None:
-    train.main(command_line(settings))
+    every = {"eval_strategy": "steps", "eval_steps": 30, "save_strategy": "steps", "save_steps": 30}
+    train.main(command_line(settings | every | {"early_stopping_patience": 2}))
     run = tmp_path / "run"
     tokenizer = AutoTokenizer.from_pretrained(run)
     assert tokenizer.tokenize("two pul@@ ley .") == ["two", "pul@@", "ley", "."]
     state = json.loads((run / "trainer_state.json").read_text())
     bleu = [record["eval_bleu"] for record in state["log_history"] if "eval_bleu" in record]
     assert max(bleu) == pytest.approx(100), "else this tests nothing"
-    assert len(bleu) < 60, "it has ended early"
+    assert state["global_step"] < state["max_steps"], "it has ended early"
 
     scored = tmp_path / "scored"
     arguments = {"model_name_or_path": run, "test_file": settings["train_file"], "output_dir": scored}

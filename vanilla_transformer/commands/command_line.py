@@ -62,15 +62,21 @@ class OptionParser(argparse.ArgumentParser):
     def parse_args_into_dataclasses(
         self, args: Sequence[str] | None = None, return_remaining_strings: bool = False
     ) -> tuple[Any, ...]:
-        """Returns an instance of each dataclass and, if asked for, a list of the arguments that none of them has."""
+        """Returns an instance of each dataclass and, if asked for, a list of the arguments that none of them has.
+
+        What the dataclasses refuse (`ValueError`) ends the process, as what the parser refuses does (status 2).
+        """
         if not return_remaining_strings:
             check_spelling(self, sys.argv[1:] if args is None else args)
         namespace, rest = self.parse_known_args(args)
         if rest and not return_remaining_strings:
             self.error(explain_unknown(self, rest))
-        names = [[field.name for field in dataclasses.fields(each)] for each in self.classes]
         given = vars(namespace)
-        parsed = [each(**{name: given[name] for name in own}) for each, own in zip(self.classes, names, strict=True)]
+        values = [{field.name: given[field.name] for field in dataclasses.fields(each)} for each in self.classes]
+        try:
+            parsed = [each(**own) for each, own in zip(self.classes, values, strict=True)]
+        except ValueError as error:
+            self.error(str(error))
         return (*parsed, rest) if return_remaining_strings else tuple(parsed)
 
 
