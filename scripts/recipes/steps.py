@@ -46,7 +46,7 @@ def run_once(folder: Path, output: Path, *words: str | Path) -> None:
     steps, name = read_steps(folder), output.relative_to(folder).as_posix()
     if output.is_file():
         made_by = steps.get(name, {}).get("command", command)
-        if made_by != command:
+        if not _is_same(made_by, command):
             raise SystemExit(f"{output} was made by\n  {made_by}\nnot by\n  {command}\nGive another output folder.")
         return
     start = time.monotonic()
@@ -56,9 +56,16 @@ def run_once(folder: Path, output: Path, *words: str | Path) -> None:
 
 
 def _identify(word: str) -> str:
-    """A word of a command as it is compared: of a path the name, since folders move, and what a recipe says."""
+    """A word of a command as it is compared: of a path the name, since folders move, and of a file a digest."""
     name, path = word.rpartition("/")[2], Path(word)
-    return f"{name}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" if name.endswith(".yaml") else name
+    return f"{name}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}" if path.is_file() else name
+
+
+def _is_same(made_by: str, command: str) -> bool:
+    """Whether two commands are the same; an output has no digest before the first one has run."""
+    words, others = shlex.split(made_by), shlex.split(command)
+    pairs = zip(words, others, strict=False)
+    return len(words) == len(others) and all(other in (word, f"{word}@{other[-8:]}") for word, other in pairs)
 
 
 def read_steps(folder: Path) -> dict[str, Any]:

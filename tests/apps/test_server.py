@@ -36,7 +36,7 @@ from libretranslatepy import LibreTranslateAPI
 from vanilla_transformer.apps import server as serving
 from vanilla_transformer.apps.server import USUAL_LIMITS, Limits, Metrics, make_app
 from vanilla_transformer.commands.serve import ServingArguments, load_translators, main
-from vanilla_transformer.data.detection import Detector, load_lingua
+from vanilla_transformer.data.detection import Detection, Detector, load_lingua
 from vanilla_transformer.export.ctranslate2 import CONFIG_FILE, export_ctranslate2
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
 from vanilla_transformer.inference.translate import translate, translate_n_best
@@ -380,6 +380,15 @@ class TestDetection:
         assert detecting.translate([], source="auto") == (200, {"translatedText": [], "detectedLanguage": []})
         assert detecting.translate("", source="auto")[1]["translatedText"] == ""
         assert detecting.translate("ab", source="auto", target="fr")[0] == 400
+
+    def test_a_detected_language_is_one_that_is_translated(self, folders: list[str]) -> None:
+        sure = [Detection("fr", 60.0), Detection("de", 30.0), Detection("en", 10.0)]
+        unsure = [Detection(name, 0.0) for name in ("fr", "de", "en")]  # as of a text without letters, in any order
+        with serve(folders, detector=lambda text: unsure if text == "12" else sure) as served:
+            status, answer = served.translate("Menu", source="auto", target="en", alternatives=None)
+            assert (status, answer["detectedLanguage"]) == (200, {"language": "de", "confidence": 30.0})
+            status, answer = served.translate("12", source="auto", target="en")
+            assert (status, answer["translatedText"]) == (200, "12")
 
     def test_a_detector_needs_languages_that_it_knows(self) -> None:
         assert {each.language for each in load_lingua(["deu_Latn", "pt-BR"])(GERMAN)} == {"deu_Latn", "pt-BR"}

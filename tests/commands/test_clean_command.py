@@ -89,7 +89,8 @@ def test_models_choose_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([], "Give --source_lang and --target_lang, or rules of your own (--config)."),
         (LANGUAGES, "Give --output_files"),
         ([*LANGUAGES, "--output_files", "a.tsv"], "give exactly one of them"),
-        ([*LANGUAGES, "--keep_share", "0.5"], "--keep_share 0.5 needs --model_name_or_path."),
+        ([*LANGUAGES, "--keep_share", "0.5"], "--keep_share needs --model_name_or_path."),
+        ([*LANGUAGES, "--batch_size", "1", "--device", "cpu"], "--batch_size and --device need --model_name_or_path."),
         ([*LANGUAGES, "--model_name_or_path", "x"], "needs either --keep_share or --max_score."),
         (
             [*LANGUAGES, "--show_rules", "--without", "Lenght"],

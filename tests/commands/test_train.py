@@ -207,6 +207,39 @@ class TestErrorsOfTraining:
         assert "holds a list: it must hold names and values" in refuse([tmp_path / name])
 
 
+class TestWhatIsKept:
+    def test_a_run_that_ended_early_does_nothing_again(self, settings: dict[str, Any]) -> None:
+        """It goes on from its last checkpoint, which is not the best, and may be one of one."""
+        del settings["num_train_epochs"]
+        steps = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+        best = {"metric_for_best_model": "loss", "greater_is_better": True, "early_stopping_patience": 2}
+        run({**settings, **steps, **best, "max_steps": 6, "save_total_limit": 1, "learning_rate": 0.01})
+        folder = Path(settings["output_dir"])
+        state = json.loads((folder / "trainer_state.json").read_text())
+        last = state["global_step"]
+        assert state["best_global_step"] < last < 6
+        assert (folder / f"checkpoint-{last}").is_dir()
+
+    def test_the_last_validation_does_not_round_the_model(
+        self, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may be pushed after that."""
+        runs: list[script.Run] = []
+        set_up = script.set_up
+
+        def remember(*wishes: Any) -> script.Run:
+            runs.append(set_up(*wishes))
+            return runs[0]
+
+        monkeypatch.setattr(script, "set_up", remember)
+        run({**settings, "bf16_full_eval": True, "num_train_epochs": 1})
+        assert {tensor.dtype for tensor in runs[0].model.parameters()} == {torch.float32}
+
+    def test_nothing(self, settings: dict[str, Any]) -> None:
+        run({**settings, "save_strategy": "no", "num_train_epochs": 1})
+        assert not [*Path(settings["output_dir"]).glob("checkpoint-*")]
+
+
 class TestRecipe:
     def parse(self, *words: Any, preset: str = "big") -> Any:
         argv = ["--preset", preset, "--train_file", "pairs.tsv", "--output_dir", "out", "--use_cpu", *map(str, words)]
@@ -349,6 +382,16 @@ class TestSeveralCorpora:
     )
     def test_wrong_wishes(self, settings: dict[str, Any], words: list[str], message: str, refuse: Refuse) -> None:
         assert message in refuse([*command_line(settings), *words])
+
+    def test_what_is_found_late_is_an_error_all_the_same(
+        self, settings: dict[str, Any], trained: Path, refuse: Refuse
+    ) -> None:
+        wrong = [*command_line(settings), "--bleu_tokenize", "nonsense"]
+        assert "tokenize is 'nonsense'; it must be one of" in refuse(wrong)
+        words = {**settings, "model_name_or_path": str(trained), "config_overrides": "encoder_layers=3"}
+        words |= {"output_dir": f"{settings['output_dir']}-2"}
+        words = {name: value for name, value in words.items() if name not in ("preset", "vocab_size")}
+        assert "ignore_mismatched_sizes" in refuse(command_line(words))
 
 
 class TestStreaming:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, pipelines
 from vanilla_transformer.commands import evaluate, train, translate
 from vanilla_transformer.commands.serve import ServingArguments, load_translators
 from vanilla_transformer.hub.card import build_model_card
+from vanilla_transformer.tasks import record_directions
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments
 from vanilla_transformer.training.examples import load_corpora
 from vanilla_transformer.training.setup import check_target_tokens, settle_directions, settle_prefix
@@ -271,6 +272,15 @@ def test_further_training(folder: Path, tmp_path: Path) -> None:
         train.main(command_line(words | pair | {"source_lang": "it", "output_dir": tmp_path / "other"}))
     with pytest.raises(ValueError, match=r"en to de, .*: name the languages with source_lang and target_lang"):
         settle_prefix(ModelArguments(model_name_or_path=str(folder)), DataArguments(train_file=["a.de", "a.en"]))
+
+    # What stands before a source is that of its pair alone.
+    one = tmp_path / "one"
+    train.main(command_line(words | pair | {"max_steps": 1, "output_dir": one} | {"model_name_or_path": folder}))
+    config = AutoConfig.from_pretrained(one)
+    record_directions(config, {("de", "en"): "<2en> "})
+    config.save_pretrained(one)
+    arguments = DataArguments(train_file=["a.de", "a.en"], lang_pairs=["de-en"])
+    assert settle_prefix(ModelArguments(model_name_or_path=str(one)), arguments) == ""
 
     arguments = DataArguments(train_file=["it.it", "it.en"], lang_pairs=["it-en"], both_directions=True)
     directions = settle_directions(ModelArguments(model_name_or_path=str(folder)), arguments)

@@ -1,6 +1,7 @@
 """Files of records: every part by itself has what the whole file has there."""
 
 import gzip
+import lzma
 from itertools import chain
 from pathlib import Path
 
@@ -88,3 +89,22 @@ def test_a_file_of_many_lines(folder: Path) -> None:
     assert [int(content[start:].split(b"\n", 1)[0]) for start in scan.starts[:-1:500]] == list(
         range(0, 100_000, 500 * scan.step)
     )
+
+
+def test_damaged_xz_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv.xz").write_bytes(lzma.compress(b"source\tb\n")[:20] + bytes(20))
+    with pytest.raises(ValueError, match=r"a\.tsv\.xz, after line 0: truncated or damaged compressed file"):
+        _ = RecordFile(str(tmp_path / "a.tsv.xz")).columns
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["source", "source"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="several columns are called 'source', and only one can be read"):
+        RecordFile(str(tmp_path / "a.parquet")).scan()
+
+
+def test_an_empty_table_has_no_head(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").touch()
+    file = RecordFile(str(tmp_path / "a.tsv"), "en")
+    assert (file.header, file.scan().count, list(file.texts(EVERYTHING))) == (None, 0, [])

@@ -100,6 +100,16 @@ def test_a_threshold_is_a_number() -> None:
 def test_other_weights_are_another_rule(folders: list[str]) -> None:
     one, other = (make([folder], share=0.5).identify()["models"] for folder in folders)
     assert one != other
+    rule = make(folders[:1], share=0.5)
+    assert rule.identify() == make(folders[:1], share=0.5, batch_size=1, device="cpu").identify(), (
+        "these decide nothing"
+    )
+
+
+@pytest.mark.parametrize("languages", ["en", ["eng_Latn"], 5, ["en", 1]])
+def test_languages_are_two(languages: Any) -> None:
+    with pytest.raises(ValueError, match=r"languages is .*; it must be two names, such as \[en, de\]"):
+        make(["model"], share=0.5, languages=languages)
 
 
 def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from letters import TOKENIZER as LETTERS
 from letters import make_letters_model
+from library_models import make_t5
 from tiny_seq2seq import BROKEN_WORD, MAX_TOKENS, WORDS, make_model, make_tokenizer
 from tiny_translations import (
     MODEL,
@@ -37,6 +38,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.inference.arguments import InferenceArguments
+from vanilla_transformer.inference.files import describe_settings
 from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
 from vanilla_transformer.inference.translate import (
     Translation,
@@ -259,10 +262,27 @@ def test_languages_of_a_multilingual_tokenizer() -> None:
     assert arguments == {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("fra_Latn")}
     assert tokenizer.convert_ids_to_tokens(tokenizer("w").input_ids)[0] == "deu_Latn"
     assert tokenizer.convert_ids_to_tokens(tokenizer(text_target="w").input_ids)[0] == "fra_Latn"
-    with pytest.raises(ValueError, match="target_lang is 'klingon'"):
-        set_languages(tokenizer, source_lang="deu_Latn", target_lang="klingon")
+    for unknown in ("klingon", "▁w"):  # which is a piece of words
+        with pytest.raises(ValueError, match=f"target_lang is '{unknown}'"):
+            set_languages(tokenizer, source_lang="deu_Latn", target_lang=unknown)
+    settings = describe_settings(MODEL, tokenizer, {})
+    set_languages(tokenizer, source_lang="eng_Latn", target_lang="fra_Latn")
+    assert describe_settings(MODEL, tokenizer, {}) != settings, "what was begun is not gone on with"
     with pytest.raises(ValueError, match="one fixed pair"):
         set_languages(TOKENIZER, source_lang="en", target_lang="de")
+
+
+def test_a_model_of_several_pairs_is_told_which() -> None:
+    model = make_t5()
+    prefixes = {"de": "translate English to German: ", "fr": "translate English to French: "}
+    model.config.task_specific_params = {f"translation_en_to_{to}": {"prefix": text} for to, text in prefixes.items()}
+    for to, prefix in prefixes.items():
+        assert InferenceArguments("model", source_lang="en", target_lang=to).find_prefix(model) == prefix
+    langs: Any
+    for langs in ({}, {"source_lang": "en", "target_lang": "es"}):
+        with pytest.raises(ValueError, match=r"en to de, en to fr: name the languages .* or .* --source_prefix"):
+            InferenceArguments("model", **langs).find_prefix(model)
+    assert InferenceArguments("model", source_prefix="").find_prefix(model) == ""
 
 
 # The script

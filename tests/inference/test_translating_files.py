@@ -353,6 +353,28 @@ def test_every_kind_of_file_becomes_every_kind(tmp_path: Path, source_kind: str,
         if source_kind == target_kind:
             expected = [{"id": str(number), **row} for number, row in zip(IDS, expected, strict=True)]
     assert read_table(target) == expected
+    if target_kind == ".tsv" != source_kind:
+        assert target.read_text(encoding="utf-8").startswith("source\ttranslation\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "message"),
+    [
+        ("a.txt", ["w1", "caf\xe9"], "line 2: byte 0xe9 .* is not UTF-8"),
+        ("a.jsonl", ['{"text": "w1"}', '{"text": 3}'], "line 2: the source is 3 .int., not a string"),
+        ("a.jsonl", ['{"text": "w1"}', "[" * 100_000], "line 2: not one JSON object on each line"),
+        ("a.tsv", ["id\tsource", "1\tw1", "2"], r"line 3: 1 column.s., and the sources are in column 2"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("target", ["out.txt", "out.jsonl"])
+def test_a_damaged_record_is_found_before_anything_is_translated(
+    tmp_path: Path, name: str, lines: list[str], message: str, target: str
+) -> None:
+    (tmp_path / name).write_text("\n".join(lines), encoding="latin-1")
+    with pytest.raises(ValueError, match=message):
+        translate(tmp_path / name, tmp_path / target, window_size=1)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [name]
 
 
 def test_the_types_of_parquet_and_the_values_of_json_stay(tmp_path: Path) -> None:
@@ -366,6 +388,7 @@ def test_the_types_of_parquet_and_the_values_of_json_stay(tmp_path: Path) -> Non
     pq.write_table(table, source)
     with pytest.raises(ValueError, match=r"has a column 'translation' already: give another name .*--target_column"):
         translate(source, target, source_column="translation.en")
+    translate(source, tmp_path / "target.txt", source_column="translation.en")  # where it is not in the way
     translate(source, target, source_column="translation.en", target_column="new")
     found = pq.read_table(target)
     assert found.drop_columns("new").equals(table)

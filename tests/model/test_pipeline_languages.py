@@ -77,6 +77,8 @@ class TestLanguages:
             ({}, "requires a `src_lang` and a `tgt_lang`"),
             ({"src_lang": "eng_Latn"}, "requires a `src_lang` and a `tgt_lang`"),
             ({"src_lang": "en", "tgt_lang": "fra_Latn"}, "src_lang='en' is not a language code .* NllbTokenizer"),
+            ({"src_lang": "a", "tgt_lang": "fra_Latn"}, "src_lang='a' is not a language code"),  # but a piece of words
+            ({"src_lang": "eng_Latn", "tgt_lang": "b"}, "tgt_lang='b' is not a language code"),
             ({"src_lang": "eng_Latn", "tgt_lang": "xx"}, "tgt_lang='xx' is not a language code .* NllbTokenizer"),
         ],
     )

@@ -73,6 +73,32 @@ def test_rows_are_trained_and_scored_once(recipe: Path, tmp_path: Path, monkeypa
     assert [row.split("|")[-3].strip() for row in (out / "results.md").read_text().splitlines()[2:]] == ["0 ± 0", "0"]
 
 
+def test_other_data_are_another_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may move, and what a command writes is there only afterwards."""
+    data, out = tmp_path / "data.tsv", tmp_path / "out"
+    out.mkdir()
+    calls: list[str] = []
+
+    def call(*words: str) -> None:
+        calls.append(words[-1])
+        for name in ("made", "beside"):
+            (out / name).write_text("x")
+
+    monkeypatch.setattr(steps, "call", call)
+    words = ["clean", "--output_file", out / "beside", "--file", data]
+    data.write_text("one")
+    for _ in range(2):
+        steps.run_once(out, out / "made", *words)
+    assert len(calls) == 1
+    moved = tmp_path / "moved" / "data.tsv"
+    moved.parent.mkdir()
+    data.rename(moved)
+    steps.run_once(out, out / "made", *words[:-1], moved)
+    moved.write_text("another")
+    with pytest.raises(SystemExit, match="made by"):
+        steps.run_once(out, out / "made", *words[:-1], moved)
+
+
 def test_options_of_the_command_line_are_those_of_all_rows(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

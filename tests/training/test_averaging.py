@@ -174,7 +174,14 @@ class TestRefusals:
     def test_all_differences_of_configs_and_tensors(self, tmp_path: Path) -> None:
         one, two, three = torch.zeros(2, 3), torch.zeros(3), torch.zeros(3)
         config: dict[str, Any] = {"d_model": 8, "only": 1, "text_config": {"heads": 2, "same": 5}, "dtype": "float32"}
-        changed = {"d_model": 9, "new": None, "text_config": {"heads": 4, "same": 5}, "_name_or_path": "x"}
+        config |= {"dropout": 0.1, "label_smoothing": 0.1}  # which change nothing that the model computes
+        changed = {
+            "d_model": 9,
+            "new": None,
+            "dropout": 0.2,
+            "text_config": {"heads": 4, "same": 5},
+            "_name_or_path": "x",
+        }
         tensors = {"shape": one, "dtype": two, "gone": three, "int": torch.arange(2)}
         others = {"shape": one.T.contiguous(), "dtype": two.half(), "int": torch.arange(2) + 1}
         first = write_weights(tmp_path / "a", tensors, config)

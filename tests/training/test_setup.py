@@ -6,6 +6,7 @@ import itertools
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 import sentencepiece
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import AcceleratorState
 from datasets import Dataset, DatasetDict
 from hypothesis import given
 from hypothesis import strategies as st
+from library_models import make_nllb_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.nn.utils.rnn import pad_sequence
@@ -30,6 +33,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.tasks import record_directions
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.checkpoints import CheckpointError
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
@@ -43,8 +47,10 @@ from vanilla_transformer.training.setup import (
     claim_output_dir,
     load_or_train_tokenizer,
     parse_overrides,
+    settle_languages,
     settle_training_arguments,
 )
+from vanilla_transformer.training.trainer import SetEpoch
 
 TOKENIZER = VanillaTransformerTokenizer()
 PAD, EOS = 1, 2
@@ -359,6 +365,16 @@ class TestConfig:
         assert model.config.dropout == 0.4
         torch.testing.assert_close(weights(model), weights(original), rtol=0, atol=0)
 
+    def test_the_shape_of_another_model_brings_nothing_else(self, tmp_path: Path) -> None:
+        """Neither its 16 bits, nor what stood before its sources."""
+        config = VanillaTransformerConfig.from_preset("tiny", vocab_size=300)
+        record_directions(config, {("en", "de"): "<2de> ", ("de", "en"): "<2en> "})
+        VanillaTransformerForConditionalGeneration(config).bfloat16().save_pretrained(tmp_path)
+        arguments = ModelArguments(config_name=str(tmp_path))
+        found: Any = build_config(arguments, TOKENIZER, langs=["en", "fr"])
+        assert (found.langs, found.task_specific_params) == (["en", "fr"], None)
+        assert {tensor.dtype for tensor in build_model(arguments, found).parameters()} == {torch.float32}
+
     def test_a_new_model_searches_as_the_paper_does(self, tmp_path: Path) -> None:
         build_model(TINY, build_config(TINY, TOKENIZER)).save_pretrained(tmp_path)
         search: Any = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path).generation_config
@@ -534,6 +550,14 @@ class TestOutputDir:
             self.claim(tmp_path, model=ModelArguments(preset="small"), data=data)
         assert (tmp_path / ARGUMENTS_FILE).read_bytes() == before
 
+    def test_another_tokenizer_is_refused(self, tmp_path: Path) -> None:
+        """It may be at the same place, made anew."""
+        self.claim(tmp_path)
+        other = VanillaTransformerTokenizer()
+        other.add_tokens(["<x>"])
+        with pytest.raises(ValueError, match=f"{tmp_path} holds a run with another tokenizer"):
+            claim_output_dir(tmp_path, TINY, self.DATA, make_arguments(tmp_path), other)
+
     def test_a_folder_that_holds_something_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("precious")
         with pytest.raises(ValueError, match=r"is not empty and has no arguments\.json .*it holds thesis\.tex"):
@@ -574,6 +598,44 @@ def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
 def test_label_smoothing_of_0_switches_the_models_own_off(given: dict[str, Any], used: float, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, overrides="label_smoothing=0.2", **given)
     assert (trainer.model.config.label_smoothing, trainer.args.label_smoothing_factor) == (used, 0)
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("chrf", "max"), ("loss", "min")])
+def test_a_schedule_by_a_metric_knows_what_is_better(metric: str, mode: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, lr_scheduler_type="reduce_lr_on_plateau", metric_for_best_model=metric)
+    assert trainer.create_scheduler(10, trainer.create_optimizer()).mode == mode
+
+
+def test_languages_of_multilingual_tokenizers_are_set() -> None:
+    tokenizer = make_nllb_tokenizer()
+    data = DataArguments(train_file=["a", "b"], source_lang="deu_Latn", target_lang="fra_Latn")
+    assert settle_languages(tokenizer, data) == {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("fra_Latn")}
+    pairs = Dataset.from_dict({"source": ["a"], "target": ["b"]})
+    (row,) = tokenize_pairs(pairs, tokenizer, max_source_length=9, max_target_length=9, name="pairs")
+    for column, language in (("input_ids", "deu_Latn"), ("labels", "fra_Latn")):
+        assert tokenizer.convert_ids_to_tokens(row[column])[0] == language
+    with pytest.raises(ValueError, match="NllbTokenizer marks texts with their languages: give source_lang"):
+        settle_languages(tokenizer, DataArguments(train_file=["a", "b"]))
+    assert settle_languages(TOKENIZER, data) == {}
+
+
+def test_the_rest_of_an_epoch_is_that_of_an_unbroken_one() -> None:
+    """Behind what leaves batches out, several processes have samplers that the library does not reach."""
+    data: Any = torch.arange(24)
+
+    def read(skipped: int, is_told: bool) -> list[list[int]]:
+        loader: Any = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(0))
+        options: Any = {"num_processes": 2, "process_index": 1, "use_seedable_sampler": True, "data_seed": 0}
+        loader = prepare_data_loader(loader, **options, put_on_device=False)
+        rest = skip_first_batches(loader, skipped) if skipped else loader
+        if is_told:
+            state: Any = SimpleNamespace(epoch=2.5)
+            SetEpoch().on_epoch_begin(None, state, None, train_dataloader=loader)
+        rest.set_epoch(2)
+        return [batch.tolist() for batch in rest]
+
+    whole = read(0, is_told=False)
+    assert read(2, is_told=True) == whole[2:]
 
 
 class TestSpecialTokens:

@@ -180,7 +180,8 @@ def get_texts(fields: Mapping[str, Any]) -> list[str]:
 
 def get_count(fields: Mapping[str, Any], name: str, most: int) -> int:
     """A field that is a number from 0 to `most`, in a form as a text; 0 without it."""
-    value = fields.get(name, 0)
+    value = fields.get(name)
+    value = 0 if value is None else value
     if not re.fullmatch("[0-9]{1,9}", str(value)) or int(value) > most:
         raise HTTPException(
             400,
@@ -238,13 +239,22 @@ class _Server:
             raise HTTPException(400, f"{source[:50]!r} to {target[:50]!r} is not translated here, but {known}.")
         return source, target
 
-    def detect_sources(self, texts: Sequence[str], is_html: bool) -> list[Detection]:
-        """The language of each text; of short ones, that of all together."""
+    def detect_sources(self, texts: Sequence[str], target: str, is_html: bool) -> list[Detection]:
+        """The likeliest language of each text, of short ones that of all together.
+
+        It is one that is translated into the target, or the target itself, as of a text without letters.
+        """
         if self.detector is None:
             raise HTTPException(400, "source is 'auto', but no language detector is configured; name the language.")
         plain = [_TAG.sub(" ", text) if is_html else text for text in texts]
-        together = self.detector("\n".join(plain))[0]
-        return [self.detector(text)[0] if len(text) > _SHORT else together for text in plain]
+        together = self._choose(self.detector("\n".join(plain)), target)
+        return [self._choose(self.detector(text), target) if len(text) > _SHORT else together for text in plain]
+
+    def _choose(self, found: Sequence[Detection], target: str) -> Detection:
+        fitting = [each for each in found if each.language == target or (each.language, target) in self.translators]
+        if not any(each.confidence for each in found):
+            fitting = [each for each in fitting if each.language == target] or fitting
+        return [*fitting, *found][0]
 
     async def translate(self, request: Request) -> Response:
         """Translates a text or a list of texts."""
@@ -256,7 +266,7 @@ class _Server:
         count = get_count(fields, "alternatives", self.limits.alternatives)
 
         def prepare() -> tuple[list[Detection] | None, list[Pair], list[Pieces]]:
-            found = self.detect_sources(texts, kind == "html") if source == "auto" else None
+            found = self.detect_sources(texts, target, kind == "html") if source == "auto" else None
             sources = [source] * len(texts) if found is None else [each.language for each in found]
             if found is None:
                 self.find_pair(source, target)

@@ -92,6 +92,8 @@ class BackTranslationArguments(CorpusArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.method != "noised" and self.blank != "<BLANK>":
+            raise ValueError("--blank needs --method noised.")
         if self.method == "sampling":
             if (self.num_beams or 1) > 1:
                 raise ValueError(f"--num_beams is {self.num_beams}; sampling takes no beams.")

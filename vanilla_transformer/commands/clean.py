@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from vanilla_transformer.options import DISABLE_TQDM, option
+from vanilla_transformer.options import DISABLE_TQDM, option, refuse_unused
 
 from .command_line import make_argument_parser, make_main
 
@@ -38,6 +38,7 @@ _CORPUS = (
     *("files", "dataset_name", "dataset_config_name", "split", "source_column", "target_column"),
     *("source_lang", "target_lang", "removed_file", "report_file", "overwrite", "window_size"),
 )
+_OF_MODELS = {"reverse_model_name_or_path", "keep_share", "max_score", "batch_size", "device", "dtype"}
 
 
 @dataclass
@@ -85,11 +86,8 @@ class CleaningArguments:
     def __post_init__(self) -> None:
         if self.config is None and (self.source_lang is None or self.target_lang is None):
             raise ValueError("Give --source_lang and --target_lang, or rules of your own (--config).")
-        if self.model_name_or_path is None:
-            for name in ("reverse_model_name_or_path", "keep_share", "max_score"):
-                if (value := getattr(self, name)) is not None:
-                    raise ValueError(f"--{name} {value} needs --model_name_or_path.")
-        elif (self.keep_share is None) == (self.max_score is None):
+        refuse_unused(self, {"model_name_or_path": _OF_MODELS})
+        if self.model_name_or_path is not None and (self.keep_share is None) == (self.max_score is None):
             raise ValueError("--model_name_or_path needs either --keep_share or --max_score.")
         if not self.show_rules and self.output_files is None:
             raise ValueError("Give --output_files: two text files, or one table.")

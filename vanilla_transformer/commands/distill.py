@@ -51,6 +51,11 @@ class DistillationArguments(CorpusArguments):
     min_similarity: float = option("Leave out what is less like its reference, from 0 to 100. Default: 0.", 0.0)
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser. Default: that of the target language.", None)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bleu_tokenize is not None and self.select != "bleu":
+            raise ValueError("--bleu_tokenize needs --select bleu.")
+
 
 def run(arguments: DistillationArguments) -> None:
     """Translates the sources, chooses, and writes the pairs."""

@@ -26,8 +26,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.inference.arguments import GlossaryArguments
-from vanilla_transformer.options import option
+from vanilla_transformer.inference.arguments import GLOSSARY_NEEDS, GlossaryArguments
+from vanilla_transformer.options import option, refuse_unused
 
 from .command_line import make_argument_parser, make_main
 
@@ -73,6 +73,7 @@ class ServingArguments(GlossaryArguments, EngineArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unused(self, GLOSSARY_NEEDS)
         for name in ("max_queue", "max_request_bytes", "max_source_length", "rate_limit", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:

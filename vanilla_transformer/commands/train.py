@@ -85,6 +85,7 @@ from vanilla_transformer.training.setup import (
     claim_output_dir,
     load_or_train_tokenizer,
     settle_directions,
+    settle_languages,
     settle_prefix,
     settle_training_arguments,
 )
@@ -226,6 +227,7 @@ def prepare(
         check_target_tokens(tokenizer, directions)
         # Better refused now than when the folder is taken.
         check_special_tokens(tokenizer)
+        settle_languages(tokenizer, data_arguments)
         if "validation" not in corpora:
             check_validation(arguments)
         make_regularization(tokenizer, data_arguments)
@@ -339,15 +341,14 @@ def set_up(
         settle_training_arguments(arguments, config, validates=validates, regularizes_subwords=draws, task=task)
         checkpoint = find_checkpoint(arguments)
         state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))) if checkpoint else TrainerState()
-    except PushError as error:
-        parser.error(f"push_to_hub: {error}")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    model = build_model(model_arguments, config, max_new_tokens=data_arguments.lengths[1] if task.is_bounded else None)
-    try:
+        limit = data_arguments.lengths[1] if task.is_bounded else None
+        model = build_model(model_arguments, config, max_new_tokens=limit)
+        model.generation_config.update(**settle_languages(tokenizer, data_arguments))
         trainer = build_trainer(model, tokenizer, corpora, data_arguments, arguments)
-    except HfHubHTTPError as error:  # better now than after the training
+    except (HfHubHTTPError, PushError) as error:  # better now than after the training
         parser.error(f"push_to_hub: {error}")
+    except (ImportError, OSError, ValueError) as error:
+        parser.error(str(error))
     if trainer.is_world_process_zero():
         print(describe(model, tokenizer, corpora))
         if recipe.recipe:
@@ -386,6 +387,8 @@ def train(run: Run) -> None:
             )
             print(f"{what} since update {run.first_step:,}, where this part began.")
     if "validation" in run.corpora:
+        # Outside of a training, the library would round the model itself, which may be pushed.
+        arguments.bf16_full_eval = arguments.fp16_full_eval = False
         scores = trainer.evaluate()
         metrics |= scores
         trainer.log_metrics("eval", scores)

@@ -47,13 +47,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vanilla_transformer.export.engines import EngineArguments
-from vanilla_transformer.inference.arguments import GlossaryArguments
-from vanilla_transformer.options import option
+from vanilla_transformer.inference.arguments import GLOSSARY_NEEDS, GlossaryArguments
+from vanilla_transformer.options import option, refuse_unused
 
 from .command_line import make_argument_parser, make_main, utf8_to_a_reader_who_may_leave
 
@@ -104,16 +104,13 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
                     "--ray needs --input_file and --output_file, a new folder"
                     + (f"; it has no --{' and --'.join(wrong)}." if wrong else ".")
                 )
-        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        for name, options in _ONLY_WITH.items():
-            if name not in given and (unused := sorted(given & options)):
-                raise ValueError(f"--{' and --'.join(unused)} need{'s' * (len(unused) == 1)} --{name}.")
+        refuse_unused(self, _NEEDS)
         if self.output_file is None and int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise ValueError("Several processes need --input_file and --output_file.")
 
 
-# What would be without effect alone.
-_ONLY_WITH = {
+_NEEDS = {
+    **GLOSSARY_NEEDS,
     "input_file": {"source_column"},
     "output_file": {"overwrite", "parts_dir", "target_column"},
     "ray": {"ray_actors", "ray_gpus"},

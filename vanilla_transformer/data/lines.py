@@ -1,6 +1,7 @@
 """The lines of text files, read one after the other or in blocks; without `datasets`, which takes long to import."""
 
 import gzip
+import lzma
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -58,8 +59,8 @@ def decode_lines(
                 on_damage(f"{where} is not UTF-8.")
                 text = line.decode(errors="replace")
             yield text
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{name}, after line {number}: truncated or damaged gzip file ({error}).") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise ValueError(f"{name}, after line {number}: truncated or damaged compressed file ({error}).") from error
     return number
 
 

@@ -142,7 +142,10 @@ class RecordFile:
         if self.kind != "tsv":
             return None
         with open_bytes(self.path) as file:
-            fields = next(decode_lines(islice(file, 1), self.path), "").rstrip("\r\n").split("\t")
+            line = next(decode_lines(islice(file, 1), self.path), None)
+        if line is None:
+            return None
+        fields = line.rstrip("\r\n").split("\t")
         if self.column is not None and self.column not in fields:
             found = ", ".join(map(repr, fields))
             raise ValueError(f"{self.path}, line 1: no column {self.column!r}; the columns are {found}.")
@@ -168,6 +171,8 @@ class RecordFile:
             return None
         wanted = SOURCE_COLUMNS if self.column is None else (self.column,)
         found = [name for name in wanted if name in self.columns] or (self.columns if len(self.columns) == 1 else [])
+        if found and self.columns.count(found[0]) > 1:
+            raise ValueError(f"{self.path}: several columns are called {found[0]!r}, and only one can be read.")
         if found and (self.column is None or found[0] == self.column):
             return found[0]
         told = ", ".join(map(repr, self.columns))
@@ -284,7 +289,7 @@ class RecordFile:
         """The object in a line of JSON."""
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ValueError(f"{self.path}, line {number}: not one JSON object on each line: {error}.") from error
         if not isinstance(record, dict):
             raise ValueError(f"{self.path}, line {number}: a {type(record).__name__} and not a JSON object.")

@@ -64,17 +64,20 @@ class InferenceArguments:
 
     def find_prefix(self, model: PreTrainedModel) -> str:
         """What to put before each source: what was given, or else what the model wants for the task."""
-        from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions, is_vanilla
-        from vanilla_transformer.tasks import find_prefix
+        from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
+        from vanilla_transformer.tasks import TRANSLATION, find_prefix
 
         if self.source_prefix is not None:
             return self.source_prefix
-        pairs = find_directions(model.config)
-        if self.source_lang is None and is_vanilla(model) and len(pairs) > 1:
+        task, pairs = self.find_task(model), find_directions(model.config)
+        langs = None if self.source_lang is None or self.target_lang is None else (self.source_lang, self.target_lang)
+        if task is TRANSLATION and len(pairs) > 1 and langs not in pairs:
             known = ", ".join(map(" to ".join, pairs))
-            raise ValueError(f"The model translates {known}: name the languages with --source_lang and --target_lang.")
-        langs = None if self.source_lang is None or self.target_lang is None else [self.source_lang, self.target_lang]
-        return find_prefix(model.config, self.find_task(model), langs=langs)
+            raise ValueError(
+                f"The model translates {known}: name the languages with --source_lang and --target_lang, or what it "
+                "wants before each source with --source_prefix."
+            )
+        return find_prefix(model.config, task, langs=langs)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -100,6 +103,10 @@ class InferenceArguments:
         if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
             generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
         return generate_kwargs
+
+
+# Options that are without effect where another is not given.
+GLOSSARY_NEEDS = {"glossary": {"glossary_match", "glossary_case", "glossary_lang"}}
 
 
 @dataclass

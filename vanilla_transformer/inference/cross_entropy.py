@@ -49,12 +49,16 @@ class DualCrossEntropyFilter(CorpusRule):
         for name in ("threshold", "share"):
             if (value := getattr(self, name)) is not None:
                 self._check(name, value, 0.0, ())  # YAML takes 1e-3, without a point, for a string
+        is_pair = isinstance(self.languages, list | tuple) and [*map(type, self.languages)] == [str, str]
+        if self.languages is not None and not is_pair:
+            raise ValueError(f"{self}: languages is {self.languages!r}; it must be two names, such as [en, de].")
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"{self}: share is {self.share}; it must be above 0, and at most 1.")
 
     def identify(self) -> dict[str, Any]:
-        """The parameters, and which weights and vocabularies the models have."""
-        return self.parameters | {"models": [describe_settings(*each[:2], {}) for each in self._models]}
+        """The parameters that decide, and which weights and vocabularies the models have."""
+        decisive = {name: value for name, value in self.parameters.items() if name not in ("batch_size", "device")}
+        return decisive | {"models": [describe_settings(*each[:2], {}) for each in self._models]}
 
     @cached_property
     def _models(self) -> list[tuple[Any, Any, str]]:

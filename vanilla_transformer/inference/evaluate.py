@@ -26,7 +26,6 @@ from .scores import (
     Ter,
     WordErrorRate,
     import_rouge,
-    import_sacrebleu,
 )
 from .translate import one_line
 
@@ -124,12 +123,12 @@ def make_compute_metrics(
     [`join_pieces`] before they are scored.
     """
     score: Callable[..., dict[str, Any]]
-    # A missing library is found here rather than at the first evaluation.
+    # A missing library, or an unknown tokeniser, is found here rather than at the first evaluation.
     if "rouge1" in task.scores:
         import_rouge()
         score = score_summaries
     else:
-        import_sacrebleu()
+        Bleu.make_scorer(tokenize=bleu_tokenize)
         score = partial(score_translations, tokenize=bleu_tokenize, error_rates="wer" in task.scores)
     pad_token_id = tokenizer.pad_token_id
 

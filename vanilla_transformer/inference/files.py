@@ -30,6 +30,7 @@ from vanilla_transformer.files import locked
 from vanilla_transformer.memory import release_kept_memory
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
+from .loading import is_multilingual
 from .outputs import MakePairs
 from .parts import Output, Product, Work, find_lock, write_whole
 from .processes import Processes
@@ -319,10 +320,12 @@ def describe_settings(
     vocabulary = json.dumps(sorted(source_vocabulary.items()))
     if target_vocabulary is not source_vocabulary:
         vocabulary += json.dumps(sorted(target_vocabulary.items()))
+    languages = [tokenizer.src_lang, tokenizer.tgt_lang] if is_multilingual(tokenizer) else None
     return {
         "model": weights.hexdigest(),
         "dtype": str(cast(Any, model).dtype),
         "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),
         "options": {name: str(value) for name, value in sorted(options.items())},
+        **({} if languages is None else {"languages": languages}),
     }

@@ -22,6 +22,7 @@ import torch
 from tokenizers import Regex, pre_tokenizers
 from transformers import BatchEncoding, FSMTTokenizer, GenerationMixin, PreTrainedTokenizerBase
 
+from vanilla_transformer.data.detection import find_iso_code
 from vanilla_transformer.data.lines import read_lines
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.files import explain_missing
@@ -197,9 +198,10 @@ def _count_same(units: Sequence[str], others: Sequence[str]) -> int:
 
 
 def _find_stemmer(language: str | None) -> Callable[[str], str]:
-    with explain_missing("Stems need snowballstemmer", extra="glossary", packages="snowballstemmer"):
+    with explain_missing("Stems need snowballstemmer and Babel", extra="glossary", packages="snowballstemmer Babel"):
         import snowballstemmer
-    name = None if language is None else _STEMMERS.get(language.replace("-", "_").split("_")[0].lower(), language)
+
+        name = None if language is None else _STEMMERS.get(find_iso_code(language), language)
     if name not in snowballstemmer.algorithms():
         legal = ", ".join([*_STEMMERS, *sorted(snowballstemmer.algorithms())])
         raise ValueError(f"Stems need the source's language; it is {language!r}, and must be one of {legal}.")

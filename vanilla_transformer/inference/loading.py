@@ -10,6 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedToken
 
 from vanilla_transformer.data.vocabularies import load_needed_tokenizer
 from vanilla_transformer.files import explain_missing_model
+from vanilla_transformer.model.pipeline_vanilla_transformer import is_language_token
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -86,7 +87,7 @@ def set_languages(tokenizer: PreTrainedTokenizerBase, *, source_lang: str, targe
             token_id = find_id(language)
         except KeyError:
             token_id = None
-        if token_id in (None, tokenizer.unk_token_id):
+        if not is_language_token(tokenizer, token_id):
             raise ValueError(f"{side} is {language!r}, which {type(tokenizer).__name__} does not know.")
     tokenizer.src_lang = source_lang
     tokenizer.tgt_lang = target_lang

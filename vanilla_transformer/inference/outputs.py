@@ -1,6 +1,7 @@
 """Files of translations, of the kinds of [`records`]: beside what they translate, by themselves, or as pairs."""
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
@@ -49,18 +50,25 @@ def check_columns(files: Files, target_column: str) -> None:
             )
 
 
-def check_lines(files: Files, target_column: str) -> None:
-    """The same of every object in lines of JSON, which need not have the same keys, and of lines with a column more."""
+def check_records(files: Files, added_column: str | None) -> None:
+    """Reads every source, so that what is damaged is found before anything is translated.
+
+    With an `added_column` records are kept: then no object in lines of JSON, which need not have the same keys, may
+    have it, and no line of a table more columns than its head.
+    """
     for file in files:
-        lines = file.lines(EVERYTHING) if file.kind in ("jsonl", "tsv") else ()
-        for number, line in enumerate(lines, start=file.first_record + 1):
+        if added_column is None or file.kind not in ("jsonl", "tsv"):
+            deque(file.texts(EVERYTHING), maxlen=0)
+            continue
+        for number, line in enumerate(file.lines(EVERYTHING), start=file.first_record + 1):
+            file.text_of(line, number)
             where = f"{file.path}, line {number}"
             if file.kind == "tsv":
                 if file.header and (count := line.count("\t") + 1) > len(file.header):
                     raise ValueError(f"{where}: {count} columns, but the first line names {len(file.header)}.")
-            elif target_column in line and target_column in file.read_object(line, number):
+            elif added_column in line and added_column in file.read_object(line, number):
                 raise ValueError(
-                    f"{where}: there is a key {target_column!r} already: give another name for the translations "
+                    f"{where}: there is a key {added_column!r} already: give another name for the translations "
                     "(--target_column)."
                 )
 
@@ -140,7 +148,7 @@ def encode_json(record: dict[str, Any]) -> bytes:
 
 
 def _write_tsv(output: Any, pieces: Iterable[Piece], kept: Files, target_column: str, n_best: int | None) -> None:
-    header = next((file.header for file in kept if file.header), None)
+    header = next((file.header for file in kept if file.header), None) if kept else ["source"]
     if header:
         output.write(("\t".join([*header, target_column]) + "\n").encode())
     for file, part, translations in pieces:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from vanilla_transformer.data.records import Part, RecordFile, find_kind, is_local, open_path
 from vanilla_transformer.files import check_new_file, check_new_folder, new_file, new_folder
 
-from .outputs import MakePairs, Piece, check_alike, check_columns, check_lines, write_translations
+from .outputs import MakePairs, Piece, check_alike, check_columns, check_records, write_translations
 from .processes import Processes
 from .translate import Translation
 
@@ -109,16 +109,18 @@ class Output:
         sources = [os.path.realpath(open_path(file.path)[1]) for file in files if is_local(file.path)]
         if self.is_local and not {*sources}.isdisjoint(map(os.path.realpath, targets)):
             raise ValueError(f"{self}: the output file is the input file.")
-        if self.make_pairs is None:
+        if self.keeps_records(files):
             check_columns(files, self.target_column)
             if not self.is_folder:
                 check_alike(files, find_kind(self.name))
 
+    def keeps_records(self, files: list[RecordFile]) -> bool:
+        """Whether records are written as they are, with a translation added."""
+        return self.make_pairs is None and (self.is_folder or {file.kind for file in files} == {find_kind(self.name)})
+
     def check_records(self, files: list[RecordFile]) -> None:
-        """Reads all records that are kept, and makes sure that none of them has the translation's key or place."""
-        kinds = {file.kind for file in files}
-        if self.make_pairs is None and (self.is_folder or kinds == {find_kind(self.name)}):
-            check_lines(files, self.target_column)
+        """Reads all records, and makes sure that none that is kept has the translation's key or place."""
+        check_records(files, self.target_column if self.keeps_records(files) else None)
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""

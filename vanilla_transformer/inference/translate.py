@@ -151,8 +151,8 @@ class Translator:
         configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
         found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
         self.num_beams = next((value for value in found if value is not None), 1)
-        self.glossary = None if glossary is None else ModelGlossary(glossary, model, tokenizer)
-        if glossary is not None:
+        self.glossary = ModelGlossary(glossary, model, tokenizer) if glossary else None
+        if self.glossary:
             check_beams(self.num_beams, generate_kwargs.get("do_sample"))
         self.n_best = n_best
         self.num_translations = n_best or 1

@@ -144,6 +144,13 @@ def check_languages(model: PreTrainedModel, source_lang: str | None, target_lang
     return bool(known)
 
 
+def is_language_token(tokenizer: Any, token_id: int | None) -> bool:
+    """Whether a multilingual tokenizer's token stands for a language, and is no piece of words and no unknown one."""
+    # M2M100 finds its languages by their names, and no others.
+    is_known = hasattr(tokenizer, "get_lang_id") or token_id in tokenizer.all_special_ids
+    return is_known and token_id not in (None, tokenizer.unk_token_id)
+
+
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
     """Arguments that make `generate()` return beam search's scores; other models must keep all scores for that."""
     return {"return_dict_in_generate": True, **({} if is_vanilla(model) else {"output_scores": True})}
@@ -581,10 +588,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             inputs: BatchEncoding = build(text, src_lang=src_lang, tgt_lang=tgt_lang, **arguments)
         except KeyError as error:
             raise ValueError(f"{name} does not know the language {error}: {src_lang=}, {tgt_lang=}") from error
-        # Most tokenizers make an unknown language the unknown token, and the model would make nonsense of that.
+        # Most tokenizers take any token for a language, and the model would make nonsense of that.
         source_id, target_id = getattr(self.tokenizer, "cur_lang_code", None), inputs["forced_bos_token_id"]
         for argument, language, token_id in (("src_lang", src_lang, source_id), ("tgt_lang", tgt_lang, target_id)):
-            if token_id is not None and token_id == self.tokenizer.unk_token_id:
+            if token_id is not None and not is_language_token(self.tokenizer, token_id):
                 raise ValueError(f"{argument}={language!r} is not a language code in the vocabulary of {name}")
         return inputs
 

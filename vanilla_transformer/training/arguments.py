@@ -301,7 +301,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         "End when metric_for_best_model has not improved in so many validations.", None
     )
     load_best_model_at_end: bool | None = option(
-        "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints or no eval.", None
+        "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints, no eval or no save.", None
     )  # type: ignore[assignment]
     metric_for_best_model: str | None = option(
         "What to choose the best checkpoint by. Default: "
@@ -351,7 +351,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             if self.eval_strategy == "no":
                 raise ValueError("early_stopping_patience needs validations: eval_strategy is no.")
         if self.load_best_model_at_end is None:
-            self.load_best_model_at_end = not self.average_checkpoints and self.eval_strategy != "no"
+            validates, saves = self.eval_strategy != "no", self.save_strategy != "no"
+            self.load_best_model_at_end = validates and saves and not self.average_checkpoints
         elif self.average_checkpoints and self.load_best_model_at_end:
             raise ValueError(
                 f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "

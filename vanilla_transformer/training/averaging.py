@@ -35,8 +35,12 @@ from .checkpoints import is_checkpoint, list_changed_weights, list_checkpoints
 
 logger = logging.get_logger(__name__)
 
-# These say how and by what a config was saved, not what the model is; the dtypes of tensors are compared themselves.
-_HARMLESS_FIELDS = {"_commit_hash", "_name_or_path", "config_version", "dtype", "torch_dtype", "transformers_version"}
+# These say how and by what a config was saved, or how a model is trained, not what it computes; the dtypes of tensors
+# are compared themselves.
+_HARMLESS_FIELDS = {
+    *("_commit_hash", "_name_or_path", "config_version", "dtype", "torch_dtype", "transformers_version"),
+    *("activation_dropout", "attention_dropout", "dropout", "label_smoothing"),
+}
 # Weights, what belongs to the training of one checkpoint, and the card with its scores.
 _NOT_COPIED = (
     *("*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack"),

@@ -217,7 +217,7 @@ def _agree_on_growth(
     path = Path(str(training_arguments.output_dir)) / LENGTH_GROWTH_FILE
     with training_arguments.main_process_first(local=False, desc="measuring subword regularisation"):
         if not path.is_file():
-            sample = pairs.take(min(len(pairs), _GROWTH_SAMPLE))
+            sample = pairs.select(np.linspace(0, len(pairs) - 1, min(len(pairs), _GROWTH_SAMPLE), dtype=int))
             growth = measure_length_growth(
                 *(tokenizer, arguments.bpe_dropout or None, sample["source"], sample["target"]),
                 unigram_alpha=arguments.unigram_alpha,

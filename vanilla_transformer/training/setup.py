@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_needed_tokenizer
 from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, explain_missing_model, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
+from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
@@ -59,6 +60,7 @@ _WATCHED_ARGUMENTS = (
     "train_sampling_strategy",
     *("r_drop", "teacher_model", "teacher_weight"),
 )
+_SCHEDULES_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 
 
 def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments) -> str:
@@ -74,6 +76,8 @@ def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments
             raise ValueError(f"{own}: name the languages with source_lang and target_lang, or with lang_pairs.")
         if langs is not None:
             raise ValueError(f"{own}, not {' to '.join(langs)}: lang_pairs may add a pair to it.")
+    if data_arguments.lang_pairs:
+        return ""  # each pair has its own: see `settle_directions`
     return find_prefix(config, get_task(data_arguments.task), langs=langs)
 
 
@@ -101,6 +105,19 @@ def check_target_tokens(tokenizer: PreTrainedTokenizerBase, directions: Mapping[
             f"lang_pairs: the tokenizer does not have {', '.join(missing)} as a token each. `vanilla-transformer "
             f"train-tokenizer --added_tokens {quoted}` makes one that has, and so does a training that is given none."
         )
+
+
+def settle_languages(tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> dict[str, int]:
+    """Sets the languages of a multilingual tokenizer (NLLB, M2M100, mBART-50); returns what `generate` needs then."""
+    langs = known_languages(arguments)
+    if not is_multilingual(tokenizer):
+        return {}
+    if langs is None:
+        raise ValueError(
+            f"{type(tokenizer).__name__} marks texts with their languages: give source_lang and target_lang, as it "
+            "spells them."
+        )
+    return set_languages(tokenizer, source_lang=langs[0], target_lang=langs[1])
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -197,6 +214,10 @@ def build_config(
         base = VanillaTransformerConfig.from_preset(arguments.preset, vocab_size=len(tokenizer))
     else:
         base = AutoConfig.from_pretrained(str(arguments.config_name or arguments.model_name_or_path))
+    if arguments.config_name is not None:  # what another model was trained for
+        base.task_specific_params = None
+        if hasattr(base, "langs"):
+            base.langs = None
     legal = {item.name for item in fields(base)} | set(base.attribute_map)
     if unknown := sorted(set(overrides) - legal):
         fields_of = f"the fields of {type(base).__name__}: {', '.join(sorted(legal))}."
@@ -250,7 +271,7 @@ def build_model(
     if arguments.model_name_or_path is not None:
         # Small updates of weights in 16 bits are rounded away, whatever the precision of the products.
         return AutoModelForSeq2SeqLM.from_pretrained(arguments.model_name_or_path, config=config, dtype=torch.float32)
-    model = AutoModelForSeq2SeqLM.from_config(config)
+    model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
     model.generation_config.num_beams = 4
     if max_new_tokens is not None:
         model.generation_config.max_new_tokens = max_new_tokens
@@ -321,6 +342,11 @@ def claim_output_dir(
         raise ValueError(
             f"{output_dir} holds a run with other data: {', '.join(changed)} changed since. Put the data back to "
             "resume it, or give another output_dir."
+        )
+    is_resumed = (Path(output_dir) / "tokenizer_config.json").is_file()
+    if is_resumed and get_vocabularies(load_needed_tokenizer(str(output_dir))) != get_vocabularies(tokenizer):
+        raise ValueError(
+            f"{output_dir} holds a run with another tokenizer. Name that one to resume it, or give another output_dir."
         )
     with replacing_files(output_dir) as partial:
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
@@ -459,6 +485,9 @@ def settle_training_arguments(
 ) -> None:
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
     arguments.choose_metric(task)
+    if arguments.lr_scheduler_type in _SCHEDULES_BY_METRIC:  # the library's take the lowest value for the best
+        mode = "max" if arguments.greater_is_better else "min"
+        arguments.lr_scheduler_kwargs = {"mode": mode, **cast(dict[str, Any], arguments.lr_scheduler_kwargs or {})}
     # The model's own loss smooths labels, in training mode only.
     if arguments.has_own_label_smoothing and hasattr(config, "label_smoothing"):
         config.label_smoothing = arguments.label_smoothing_factor
