@@ -26,7 +26,7 @@ from typing import Any
 
 from vanilla_transformer.commands.command_line import make_argument_parser, make_main
 from vanilla_transformer.data.records import EVERYTHING, RecordFile
-from vanilla_transformer.inference.outputs import Piece, write_translations
+from vanilla_transformer.inference.outputs import Piece, check_records, write_translations
 from vanilla_transformer.inference.translate import Translation
 from vanilla_transformer.options import option
 
@@ -100,10 +100,11 @@ def measure(arguments: BenchmarkArguments, folder: Path) -> dict[Setting, float]
 
 
 def measure_files(arguments: BenchmarkArguments, folder: Path) -> tuple[float, float]:
-    """Sentences per second of one process that divides a corpus, and of one that joins its parts."""
+    """Sentences per second of one process that checks and divides a corpus, and of one that joins its parts."""
     count = 100 * arguments.num_sentences
     file = RecordFile(str(write_lines(arguments, count, folder / "corpus.txt")))
     start = time.perf_counter()
+    check_records([file], None)
     file.divide(file.scan(), 4096)
     divided = time.perf_counter()
     translations = ([Translation(text)] for text in file.texts(EVERYTHING))
@@ -134,7 +135,7 @@ def run(arguments: BenchmarkArguments) -> None:
     with tempfile.TemporaryDirectory() as name:
         print(make_table(arguments, measure(arguments, Path(name))))
         dividing, joining = measure_files(arguments, Path(name))
-    for what, speed in (("dividing", dividing), ("joining", joining)):
+    for what, speed in (("checking and dividing", dividing), ("joining", joining)):
         print(f"{what} in one process: {speed:,.0f} sentences/s, {CORPUS / speed / 3600:,.2f} hours for 10^9")
 
 
