@@ -6,7 +6,6 @@ import itertools
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 import sentencepiece
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import AcceleratorState
 from datasets import Dataset, DatasetDict
 from hypothesis import given
@@ -50,7 +48,6 @@ from vanilla_transformer.training.setup import (
     settle_languages,
     settle_training_arguments,
 )
-from vanilla_transformer.training.trainer import SetEpoch
 
 TOKENIZER = VanillaTransformerTokenizer()
 PAD, EOS = 1, 2
@@ -617,25 +614,6 @@ def test_languages_of_multilingual_tokenizers_are_set() -> None:
     with pytest.raises(ValueError, match="NllbTokenizer marks texts with their languages: give source_lang"):
         settle_languages(tokenizer, DataArguments(train_file=["a", "b"]))
     assert settle_languages(TOKENIZER, data) == {}
-
-
-def test_the_rest_of_an_epoch_is_that_of_an_unbroken_one() -> None:
-    """Behind what leaves batches out, several processes have samplers that the library does not reach."""
-    data: Any = torch.arange(24)
-
-    def read(skipped: int, is_told: bool) -> list[list[int]]:
-        loader: Any = DataLoader(data, batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(0))
-        options: Any = {"num_processes": 2, "process_index": 1, "use_seedable_sampler": True, "data_seed": 0}
-        loader = prepare_data_loader(loader, **options, put_on_device=False)
-        rest = skip_first_batches(loader, skipped) if skipped else loader
-        if is_told:
-            state: Any = SimpleNamespace(epoch=2.5)
-            SetEpoch().on_epoch_begin(None, state, None, train_dataloader=loader)
-        rest.set_epoch(2)
-        return [batch.tolist() for batch in rest]
-
-    whole = read(0, is_told=False)
-    assert read(2, is_told=True) == whole[2:]
 
 
 class TestSpecialTokens:

@@ -41,21 +41,14 @@ from .token_losses import RowLoss, make_inputs_for_logits, sum_token_losses
 _SPENT = "TranslationTrainer"
 
 
-class SetEpoch(TrainerCallback):
-    """Tells samplers which epoch begins.
+class _SetEpoch(TrainerCallback):
+    """Tells a sampler which epoch begins."""
 
-    The library does not tell those behind `skip_first_batches`: older versions none, newer ones none of several
-    processes.
-    """
+    def __init__(self, sampler: TokenBatchSampler) -> None:
+        self.sampler = sampler
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        """Looks for them, one behind the other."""
-        batches = getattr(train_dataloader, "batch_sampler", None)
-        while batches is not None:
-            for sampler in (batches, getattr(batches, "sampler", None)):
-                if sampler is not None and hasattr(sampler, "set_epoch"):
-                    sampler.set_epoch(int(state.epoch or 0))
-            batches = getattr(batches, "batch_sampler", None)
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.sampler.set_epoch(int(state.epoch or 0))
 
 
 class TranslationTrainer(PushingTrainer):
@@ -104,7 +97,6 @@ class TranslationTrainer(PushingTrainer):
         average = getattr(self.args, "average_checkpoints", 0)
         if average and not any(isinstance(each, AverageCheckpoints) for each in self.callback_handler.callbacks):
             self.add_callback(AverageCheckpoints(last=average))
-        self.add_callback(SetEpoch())
         if self.stream is not None and self.args.dataloader_num_workers:
             raise ValueError(f"dataloader_num_workers={self.args.dataloader_num_workers}: must be 0 for a stream.")
         self._counts: dict[str, int | torch.Tensor] = {}
@@ -172,6 +164,9 @@ class TranslationTrainer(PushingTrainer):
             num_replicas=arguments.world_size,
             rank=arguments.process_index,
         )
+        # Older versions of the library do not tell a sampler behind `skip_first_batches` which epoch it is.
+        self.remove_callback(_SetEpoch)
+        self.add_callback(_SetEpoch(sampler))
         workers = arguments.dataloader_num_workers
         loader: DataLoader[Any] = DataLoader(
             self._remove_unused_columns(self.train_dataset, description="training"),
