@@ -13,8 +13,9 @@ for _name in ("sentencex", "babel"):
     pytest.importorskip(_name, reason=f"the server needs {_name}: pip install 'vanilla-transformer[serve]'")
 
 from vanilla_transformer.apps.sentences import KEPT
-from vanilla_transformer.apps.texts import Pieces, name_language
+from vanilla_transformer.apps.texts import Pieces
 from vanilla_transformer.data.detection import find_iso_code
+from vanilla_transformer.hub.words import name_language
 
 
 class TestPieces:
@@ -105,7 +106,9 @@ class TestPieces:
     def test_languages_have_names(self) -> None:
         codes = {"en": "en", "deu_Latn": "de", "pt-BR": "pt", "tlh": "tlh", "tl": "tl", "sh": "sr", "prs_Arab": "fa"}
         assert {code: find_iso_code(code) for code in codes} == codes
-        assert [name_language(code) for code in ("en", "deu_Latn", "q-none")] == ["English", "German", "q-none"]
+        assert [name_language(code) for code in ("en", "deu_Latn", "pt-BR", "q-none")] == [
+            *("English", "German", "Brazilian Portuguese", "q-none")
+        ]
 
 
 KEPT_TEXTS = [

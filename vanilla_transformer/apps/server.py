@@ -25,10 +25,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vanilla_transformer.data.detection import Detection, Detector
+from vanilla_transformer.hub.words import name_language
 
 from .batches import BadTextError, Direction, LostError, NotReadyError, QueueFullError, StoppedError
 from .rates import RateLimiter, find_network
-from .texts import Pieces, name_language
+from .texts import Pieces
 
 BODY_SECONDS = 30.0  # how long a client may take to send its request
 _RETRY_AFTER = {"Retry-After": "1"}  # seconds

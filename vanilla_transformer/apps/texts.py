@@ -5,7 +5,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from babel.core import Locale
 from sentencex import segment
 
 from vanilla_transformer.data.detection import find_iso_code
@@ -26,11 +25,6 @@ _INLINE |= {"time", "tt", "u"}
 _PREFORMATTED = frozenset({"pre", "textarea"})
 _SPACES = re.compile(r"[ \t\r\f\n]+")  # HTML's, of which a no-break space is none
 _CHARACTERS = 2000  # given to sentencex at a time, whose time grows with their square in the worst case
-
-
-def name_language(language: str) -> str:
-    """The English name of a language, or its code where that is not known."""
-    return str(Locale("en").languages.get(find_iso_code(language), language))
 
 
 def cut_line(line: str, language: str) -> Iterator[str]:

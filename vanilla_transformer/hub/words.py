@@ -8,6 +8,8 @@ from typing import Any
 
 from jinja2 import Undefined
 
+from vanilla_transformer.data.detection import find_iso_code
+
 NOT_RECORDED = "not recorded"
 
 
@@ -27,7 +29,8 @@ def name_language(code: str) -> str:
         from babel import Locale
     except ImportError:  # it is needed for scripts only
         return code
-    return str(Locale("en").languages.get(code.replace("-", "_"), code))
+    names = Locale("en").languages
+    return str(names.get(code.replace("-", "_")) or names.get(find_iso_code(code), code))
 
 
 def format_value(value: Any) -> str:
