@@ -190,14 +190,14 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "text.gz", lines)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"text\.gz, after line \d+: truncated or damaged gzip file") as error:
+    with pytest.raises(ValueError, match=r"text\.gz, after line \d+: truncated or damaged compressed file") as error:
         read_lines(path)
     assert "after line 0:" not in str(error.value)
     path.write_bytes(whole[:500] + bytes([whole[500] ^ 0xFF]) + whole[501:])
     with pytest.raises(ValueError, match=r"text\.gz, (after )?line \d+"):
         read_lines(path)
     path.write_text("plain text")
-    with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged gzip file"):
+    with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged compressed file"):
         read_lines(path)
 
 
