@@ -235,7 +235,7 @@ class TestWhatIsKept:
         run({**settings, "bf16_full_eval": True, "num_train_epochs": 1})
         assert {tensor.dtype for tensor in runs[0].model.parameters()} == {torch.float32}
 
-    def test_nothing(self, settings: dict[str, Any]) -> None:
+    def test_no_checkpoint_where_none_is_asked_for(self, settings: dict[str, Any]) -> None:
         run({**settings, "save_strategy": "no", "num_train_epochs": 1})
         assert not [*Path(settings["output_dir"]).glob("checkpoint-*")]
 
