@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_trainer import make_trainer
 from torch import nn
 
+from vanilla_transformer.training import token_losses
 from vanilla_transformer.training.distillation import TeacherLoss
 from vanilla_transformer.training.r_drop import RDropLoss
 from vanilla_transformer.training.token_losses import RowLoss, sum_token_losses
@@ -36,7 +37,8 @@ def define(logits: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor, smo
 
 @pytest.mark.parametrize("copies", [1, 2])
 @given(
-    length=st.sampled_from([1, 3, 150]),  # of several chunks, too
+    length=st.sampled_from([1, 3, 20]),
+    chunk=st.sampled_from([1, 50, 2**18]),  # a token at a time, several, all
     vocab_size=st.sampled_from([2, 7, 40]),
     ignored=st.sampled_from([0.0, 0.4, 1.0]),
     smoothing=st.sampled_from([0.0, 0.1]),
@@ -45,7 +47,15 @@ def define(logits: torch.Tensor, labels: torch.Tensor, wanted: torch.Tensor, smo
     seed=st.integers(0, 1000),
 )
 def test_value_and_gradient_are_those_of_the_formula(
-    copies: int, length: int, vocab_size: int, ignored: float, smoothing: float, weight: float, scale: float, seed: int
+    copies: int,
+    length: int,
+    chunk: int,
+    vocab_size: int,
+    ignored: float,
+    smoothing: float,
+    weight: float,
+    scale: float,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = (scale * torch.randn(2 * copies, length, vocab_size, generator=generator)).requires_grad_()
@@ -53,7 +63,9 @@ def test_value_and_gradient_are_those_of_the_formula(
     labels = torch.randint(vocab_size, (2, length), generator=generator)
     labels[torch.rand(2, length, generator=generator) < ignored] = -100
     row_loss: RowLoss = RDropLoss(smoothing, weight) if copies == 2 else TeacherLoss(wanted, smoothing, weight)
-    found = sum_token_losses(logits, labels, row_loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_losses, "_CPU_CHUNK", chunk)
+        found = sum_token_losses(logits, labels, row_loss)
     expected = define(logits, labels, wanted, smoothing, weight)
     torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-4)
     # An update in parts has a factor.

@@ -5,7 +5,7 @@ Shapes: B batch, T target length, n tokens, V vocabulary.
 
 import torch
 
-from .token_losses import score, subtract_labels_
+from .token_losses import normalize, score, subtract_labels_
 
 
 class TeacherLoss:
@@ -26,14 +26,11 @@ class TeacherLoss:
         self, logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum for the student's logits (1, n, V) at n places of the B T, and its gradient."""
-        share, (student,) = 1 - self.weight, logits
-        log_z = student.logsumexp(dim=-1, keepdim=True)
-        # From here on all logits are log-probabilities; labels' scores of them are negative cross-entropies.
-        student -= log_z
-        teacher = self.wanted[places].float().log_softmax(dim=-1)
-        probabilities = teacher.exp()
-        total = self.weight * (probabilities * teacher.sub_(student)).sum()
-        total -= share * score(student, labels, self.label_smoothing).sum()
-        gradient = student.exp_().sub_(probabilities, alpha=self.weight)
+        share, (student,), teacher = 1 - self.weight, logits, self.wanted[places].float()
+        (by_student, log_z), (by_teacher, teachers_log_z) = normalize(student), normalize(teacher)
+        total = share * (log_z - score(student, labels, self.label_smoothing)).sum()
+        total += self.weight * (by_teacher * teacher.sub_(student)).sum()
+        total += self.weight * (log_z - teachers_log_z).sum()
+        gradient = by_student.sub_(by_teacher, alpha=self.weight)
         subtract_labels_(gradient, labels, self.label_smoothing, share)
         return total, gradient[None]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .token_losses import score, subtract_labels_
+from .token_losses import normalize, score, subtract_labels_
 
 
 def repeat_rows(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -26,9 +26,8 @@ class RDropLoss:
         self, logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The sum for logits (2, n, V) and labels (n, 1), and its gradient."""
-        log_z = logits.logsumexp(dim=-1, keepdim=True)
+        (p, q), log_z = normalize(logits)
         cross_entropies = log_z - score(logits, labels, self.label_smoothing)
-        p, q = logits.softmax(dim=-1)
         apart = logits[0].sub_(logits[1]).sub_(log_z[0] - log_z[1])  # log p - log q
         by_p, by_q = p * apart, apart.mul_(q)
         there, back = by_p.sum(dim=-1, keepdim=True), -by_q.sum(dim=-1, keepdim=True)  # KL(p || q), KL(q || p)

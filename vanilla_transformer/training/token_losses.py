@@ -13,7 +13,8 @@ from torch import nn
 
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 
-_ROWS = 128  # of logits at a time, of each pass
+_CPU_CHUNK = 2**18  # logits at a time, of each pass: a megabyte, which the cache of a core holds
+_CHUNK = 2**24  # the same on an accelerator, where many small kernels would wait for each other
 
 # Given logits (C, n, V) in float32, labels (n, 1) and which of the B T tokens these are (n,): the sum of their losses,
 # and the gradient, which may be made in the place of the logits.
@@ -36,7 +37,8 @@ class _SumOfLosses(torch.autograd.Function):
         rows = logits.reshape(-1, len(labels), logits.shape[-1])
         gradient = torch.zeros_like(rows)
         total = rows.new_zeros((), dtype=torch.float32)
-        for places in (labels != IGNORED_LABEL).nonzero()[:, 0].split(_ROWS):
+        size = max(1, (_CPU_CHUNK if rows.device.type == "cpu" else _CHUNK) // rows.shape[-1])
+        for places in (labels != IGNORED_LABEL).nonzero()[:, 0].split(size):
             loss, by_rows = row_loss(rows[:, places].float(), labels[places, None], places)
             total += loss
             gradient[:, places] = by_rows.to(gradient.dtype)
@@ -49,6 +51,12 @@ class _SumOfLosses(torch.autograd.Function):
             raise RuntimeError("Losses of R-Drop and of a teacher cannot be differentiated twice.")
         (gradient,) = ctx.saved_tensors
         return gradient * by_total.to(gradient.dtype), None, None
+
+
+def normalize(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities of logits (..., V), and log Z (..., 1) from them: logsumexp makes all exponentials once more."""
+    probabilities = logits.softmax(dim=-1)
+    return probabilities, logits.amax(dim=-1, keepdim=True) - probabilities.amax(dim=-1, keepdim=True).log_()
 
 
 def score(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float) -> torch.Tensor:
