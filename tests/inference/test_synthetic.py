@@ -257,6 +257,40 @@ class TestDistillation:
         assert 0 < len(expected) < 20
         assert any("less like their reference than 15" in message for message in caplog.messages)
 
+    def test_several_of_a_source_are_kept_in_order(self, tmp_path: Path, caplog: Any) -> None:
+        (tmp_path / "a.en").write_text("w1\nw2\n")
+        (tmp_path / "a.de").write_text("one two three\nfour\n")
+        texts = (["five", "one two", "one two", "one two three"], ["five", "six", "four", " "])
+        pieces = [
+            Piece(RecordFile(f"{tmp_path}/a.en"), Part(0, 0, 2), [list(map(Translation, each)) for each in texts])
+        ]
+        references = find_references(str(tmp_path / "a.en"), str(tmp_path / "a.de"))
+        two = [("w1", "one two three"), ("w1", "one two"), ("w2", "four")]
+        with caplog.at_level(logging.INFO):
+            assert list(Distillation(references, min_similarity=30, keep=2)(pieces)) == two
+        assert caplog.messages[-1] == "3 pairs; dropped: 1 less like their reference than 30"
+        assert list(Distillation(references, keep=1)(pieces)) == [two[0], two[2]]
+        assert list(Distillation(references, keep=9)(pieces))[:3] == [*two[:2], ("w1", "five")]
+        best = [("w1", "five"), ("w1", "one two"), ("w2", "five"), ("w2", "six")]
+        assert list(Distillation(None, "best", keep=2)(pieces)) == best
+
+    def test_keep_asks_for_as_many(self, texts: Path, capsys: Any) -> None:
+        folder = save_model(texts.with_name("model"))
+        out = texts.with_name("out.tsv")
+        words = ["--model_name_or_path", folder, "--device", "cpu", "--input_file", texts, "--output_file", out]
+        words += ["--select", "best", "--num_beams", "3", "--max_new_tokens", "5"]
+        distill_command.main([*map(str, words), "--keep", "2"])
+        sources = [source for source, _ in read_tsv(out)]
+        assert max(map(sources.count, sources)) == 2
+        for more, message in (
+            (["--n_best", "3"], "--n_best needs --select chrf or bleu"),
+            (["--keep", "5", "--select", "bleu", "--n_best", "4"], "--keep is 5; it must be from 1 to --n_best, 4"),
+            (["--keep", "0"], "--keep is 0"),
+        ):
+            with pytest.raises(SystemExit):
+                distill_command.main([*map(str, words), *more])
+            assert message in capsys.readouterr().err
+
     def test_the_best_needs_no_reference(self, texts: Path) -> None:
         made = Distillation(None, "best")
         found = self.distill(texts, texts.with_name("out.tsv"), made, n_best=None, num_beams=1, max_new_tokens=8)
@@ -333,5 +367,7 @@ class TestDistillation:
             find_references(str(tmp_path / "a.en"), column="target")
         with pytest.raises(ValueError, match="min_similarity is 101"):
             Distillation(references, min_similarity=101)
+        with pytest.raises(ValueError, match="keep is 0"):
+            Distillation(references, keep=0)
         with pytest.raises(ValueError, match="Without references select must be best, and is chrf"):
             Distillation(None)

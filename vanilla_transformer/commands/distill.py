@@ -8,8 +8,9 @@ r"""Make the training data of a smaller model: a teacher translates the sources,
         --select best
 
 Of the n-best translations of each source, the one that is most like the reference is kept (--select chrf or bleu), or
-the best (--select best). Pairs whose translation is less like the reference than --min_similarity are left out, and
-counted. The output is a table of the columns source and target. Then train a student on it:
+the best (--select best), or with --keep several of them. Pairs whose translation is less like the reference than
+--min_similarity are left out, and counted. The output is a table of the columns source and target. Then train a student
+on it:
 
     vanilla-transformer train --preset student --tokenizer_name out/teacher --train_file distilled.tsv ...
 
@@ -47,7 +48,10 @@ class DistillationArguments(CorpusArguments):
         "Default: chrf.",
         "chrf",
     )
-    n_best: int = option("So many translations of each source to choose from. Default: 4.", 4)
+    n_best: int | None = option(
+        "So many translations of each source to choose from. Default: 4, or --keep if it is more.", None
+    )
+    keep: int = option("Keep so many translations of each source. Default: 1.", 1)
     min_similarity: float = option("Leave out what is less like its reference, from 0 to 100. Default: 0.", 0.0)
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser. Default: that of the target language.", None)
 
@@ -55,6 +59,15 @@ class DistillationArguments(CorpusArguments):
         super().__post_init__()
         if self.bleu_tokenize is not None and self.select != "bleu":
             raise ValueError("--bleu_tokenize needs --select bleu.")
+        if self.n_best is not None and self.select == "best":
+            raise ValueError("--n_best needs --select chrf or bleu.")
+        if not 1 <= self.keep <= self.count:
+            raise ValueError(f"--keep is {self.keep}; it must be from 1 to --n_best, {self.count}.")
+
+    @property
+    def count(self) -> int:
+        """How many translations of each source are asked for."""
+        return self.n_best or max(self.keep, 1 if self.select == "best" else 4)
 
 
 def run(arguments: DistillationArguments) -> None:
@@ -75,6 +88,7 @@ def run(arguments: DistillationArguments) -> None:
         arguments.select,
         arguments.min_similarity,
         tokenize,
+        arguments.keep,
         tokenizer=tokenizer,
         source_prefix=options["source_prefix"],
         max_source_length=length_limit(tokenizer, arguments.max_source_length, model.config),
@@ -85,7 +99,7 @@ def run(arguments: DistillationArguments) -> None:
         arguments.input_file,
         arguments.output_file,
         source_column=arguments.source_column,
-        n_best=arguments.n_best if arguments.select != "best" else None,
+        n_best=arguments.count if arguments.count > 1 else None,
         make_pairs=make_pairs,
         **options,
     )

@@ -189,15 +189,16 @@ def _choose_references(file: RecordFile, *, is_input: bool) -> RecordFile:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Makes pairs of sources and one translation each: the one most like the reference, or the best.
+    """Makes pairs of sources and their translations that are most like the reference, or the best.
 
     That is sequence-level knowledge distillation (Kim & Rush, 2016), or with references its interpolation.
 
     Args:
         references: For each file of the input, one with as many records; `None` if `select` is `"best"`.
         select: What decides: `"chrf"` or `"bleu"` of a sentence against its reference, from 0 to 100, by sacreBLEU;
-            `"best"`: the first translation. Of equal ones the first is taken.
+            `"best"`: the first translations. Of equal ones the first is taken.
         min_similarity: A pair is dropped whose translation has less (by chrF with `"best"`).
+        keep: The most translations of a source, no text twice.
         tokenize: How BLEU cuts words.
         tokenizer, source_prefix, max_source_length: A pair is dropped whose source the model has read in part only
             ([`find_cut`]); without a tokenizer it is not looked at.
@@ -207,6 +208,7 @@ class Distillation:
     select: Literal["chrf", "bleu", "best"] = "chrf"
     min_similarity: float = 0.0
     tokenize: str = "13a"
+    keep: int = 1
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     source_prefix: str = field(default="", repr=False)
     max_source_length: int | None = None
@@ -214,6 +216,8 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 <= self.min_similarity <= 100:
             raise ValueError(f"min_similarity is {self.min_similarity}; it must be from 0 to 100.")
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}; it must be at least 1.")
         if self.references is None and (self.select != "best" or self.min_similarity):
             raise ValueError(f"Without references select must be best, and is {self.select}; min_similarity must be 0.")
 
@@ -237,7 +241,7 @@ class Distillation:
                 raise ValueError(f"{file.path} has {scan.count:,} records, and {reference.path} has {count:,}.")
 
     def __call__(self, pieces: Iterable[Piece]) -> Pairs:
-        """Returns the source and the chosen translation of each pair that is not dropped."""
+        """Returns the source and the translation of each pair that is not dropped."""
         dropped: Counter[str] = Counter()
         kept = 0
         for number, own in groupby(pieces, key=lambda piece: piece.part.file):
@@ -248,16 +252,17 @@ class Distillation:
                 # The sources come first: they end with their part, and no reference is lost.
                 rows = zip(sources, self._find_cut(sources), references, translations, strict=False)
                 for source, is_cut, reference, found in rows:
-                    texts = [each.text for each in found if each.text.strip()]
+                    texts = list(dict.fromkeys(each.text for each in found if each.text.strip()))
                     if not (texts and source.strip()) or (reference is not None and not reference.strip()):
                         dropped["empty"] += 1
                     elif is_cut:
                         dropped["too long"] += 1
-                    elif (chosen := self._choose(texts, reference)) is None:
-                        dropped[f"less like their reference than {self.min_similarity:g}"] += 1
                     else:
-                        kept += 1
-                        yield source, chosen
+                        chosen = self._choose(texts, reference)
+                        unlike = min(self.keep, len(texts)) - len(chosen)
+                        dropped += Counter({f"less like their reference than {self.min_similarity:g}": unlike})
+                        kept += len(chosen)
+                        yield from zip(repeat(source), chosen)
         _report(dropped, kept)
 
     def _find_cut(self, sources: list[str]) -> list[bool]:
@@ -265,9 +270,10 @@ class Distillation:
             return [False] * len(sources)
         return find_cut(sources, self.tokenizer, self.source_prefix, self.max_source_length)
 
-    def _choose(self, texts: list[str], reference: str | None) -> str | None:
-        texts = texts[:1] if self.select == "best" else texts
+    def _choose(self, texts: list[str], reference: str | None) -> list[str]:
+        texts = texts[: self.keep] if self.select == "best" else texts
         if reference is None or (self.select == "best" and not self.min_similarity):
-            return texts[0]
-        best, text = max(((self.measure(text, reference), text) for text in texts), key=itemgetter(0))
-        return text if best >= self.min_similarity else None
+            return texts
+        scores = {text: self.measure(text, reference) for text in texts}
+        likest = sorted(texts, key=scores.__getitem__, reverse=True)[: self.keep]
+        return [text for text in likest if scores[text] >= self.min_similarity]
