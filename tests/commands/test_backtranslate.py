@@ -69,6 +69,7 @@ def test_samples(run: Run, texts: list[str]) -> None:
         (["--method=sampling", "--num_beams=4"], "--num_beams is 4; sampling takes no beams"),
         (["--method=sampling", "--top_p=0"], "top_p above 0 and at most 1"),
         (["--method=sampling", "--temperature=0"], "temperature must be above 0"),
+        (["--seed=3"], "--seed needs --method sampling or noised"),
         (["--tag=a b"], "tag is 'a b'; it must be one word"),
         (["--input_file=nowhere"], "There is no file nowhere"),
     ],

@@ -92,6 +92,8 @@ class BackTranslationArguments(CorpusArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.method == "beam" and self.seed:
+            raise ValueError("--seed needs --method sampling or noised: beam search draws nothing.")
         if self.method != "noised" and self.blank != "<BLANK>":
             raise ValueError("--blank needs --method noised.")
         if self.method == "sampling":
