@@ -1,6 +1,6 @@
 r"""From two text files to a served model: 20,000 noisy pairs of Tatoeba, English to German, and what each step gains.
 
-    python scripts/recipes/tatoeba_en_de.py    # four to five hours on one CPU core; again, to go on
+    python scripts/recipes/tatoeba_en_de.py    # about eight hours on one CPU core; again, to go on
     PAIRS=500 TEXTS=500 STEPS=8 PRESET=tiny RATIO=99 SIMILARITY=0 OUT=out/trial \
         python scripts/recipes/tatoeba_en_de.py    # a trial, of models that learn nothing
 
@@ -88,7 +88,7 @@ vanilla-transformer train-tokenizer --files corpora/clean.tsv mono.de --vocab_si
 vanilla-transformer backtranslate --model_name_or_path reverse --num_beams 4 --max_length_ratio {RATIO} \
     --input_file mono.de --output_file corpora/back.tsv
 
-# back-translated -> teacher/metrics.json: the same training on both; of three pairs, one is a person's.
+# back-translated -> teacher/metrics.json: the same training on both; one pair in three was translated by a person.
 {TRAIN} \
     {EN_DE} \
     {TEACHER} \
@@ -252,8 +252,9 @@ def main() -> None:
     missing = find_missing()
     sources = [DATA / f"{part}.en-de.tsv.gz" for part in ("train", "val", "test")]
     if missing and (absent := [str(path) for path in sources if not path.is_file()]):
-        print(f"Skipped, since there is no {' and no '.join(absent)}.")
-        return
+        raise SystemExit(
+            f"There is no {' and no '.join(absent)}. For text of your own, put it into {OUT}: see the docstring."
+        )
     (OUT / "corpora").mkdir(parents=True, exist_ok=True)
     print(f"cd {shlex.quote(str(OUT))}")
     os.chdir(OUT)

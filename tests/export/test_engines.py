@@ -183,8 +183,12 @@ def test_integers_are_ctranslate2s_with_an_export_or_without(saved: Path, tmp_pa
             assert (engine, f"--dtype is {dtype}" in said) == ("ctranslate2", True)
             model, *_ = EngineArguments(str(folder), dtype=dtype, device="cpu").load()
             assert model.dtype == "int8_float32"
-    with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of"):
-        EngineArguments(str(saved), dtype="int8", engine="transformers").load()
+    refused = EngineArguments(str(saved), dtype="int8", engine="transformers")
+    with pytest.raises(ValueError, match="not compute in int8, and --engine is transformers: leave out --dtype int8"):
+        refused.load()
+    refused.needs_torch, refused.engine = "--glossary needs torch", "auto"
+    with pytest.raises(ValueError, match="not compute in int8, and --glossary needs torch: leave out --dtype int8"):
+        refused.load()
 
 
 def test_a_device_that_was_named_is_taken_or_refused(saved: Path, tmp_path: Path) -> None:

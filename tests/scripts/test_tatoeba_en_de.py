@@ -137,13 +137,13 @@ def check_server(words: list[str]) -> None:
         translator.stop()
 
 
-def test_missing_data_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_missing_data_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.en-de.tsv.gz").touch()
     monkeypatch.setattr(script, "DATA", tmp_path)
     monkeypatch.setattr(script, "OUT", tmp_path / "out")
-    script.main()
     absent = " and no ".join(str(tmp_path / f"{part}.en-de.tsv.gz") for part in ("val", "test"))
-    assert capsys.readouterr().out == f"Skipped, since there is no {absent}.\n"
+    with pytest.raises(SystemExit, match=rf"There is no {re.escape(absent)}\. For text of your own"):
+        script.main()
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mono.de").touch()

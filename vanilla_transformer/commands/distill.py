@@ -51,7 +51,9 @@ class DistillationArguments(CorpusArguments):
     n_best: int | None = option(
         "So many translations of each source to choose from. Default: 4, or --keep if it is more.", None
     )
-    keep: int = option("Keep so many translations of each source. Default: 1.", 1)
+    keep: int = option(
+        "Keep so many translations of each source; for more than the beams, give --num_beams, too. Default: 1.", 1
+    )
     min_similarity: float = option("Leave out what is less like its reference, from 0 to 100. Default: 0.", 0.0)
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser. Default: that of the target language.", None)
 

@@ -82,6 +82,9 @@ class EngineArguments(InferenceArguments):
             check_model_name(each)
         if self.dtype not in ("auto", *QUANTIZATIONS):
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(['auto', *QUANTIZATIONS])}.")
+        reason = self.needs_torch or ("--engine is transformers" if self.engine == "transformers" else None)
+        if reason and self.dtype in _integer_types():
+            raise ValueError(f"torch does not compute in {self.dtype}, and {reason}: leave out --dtype {self.dtype}.")
         if len(self.model_names) > 1:
             return self._load_ensemble()
         name, own = self.model_name_or_path, find_engine_of(self.model_name_or_path)
