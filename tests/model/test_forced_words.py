@@ -87,7 +87,18 @@ MORE_PHRASES |= st.tuples(MORE_PHRASES.map(tuple), MOST, MOST)
 MORE_WORDS = st.lists(st.lists(MORE_PHRASES, min_size=1, max_size=2).map(allow_anywhere), max_size=4)
 
 
+ANYWHERE = frozenset(range(17))
+# A sentence whose words have fewer alternatives than another's: all of them are tried.
+UNEVEN: list[Any] = [
+    [],
+    [[[3]], allow_anywhere([((3,), ANYWHERE, None), [3]])],
+    [[[13, 4, 10]], [[12]], allow_anywhere([((16,), ANYWHERE, None)]), [[3], [12]]],
+    [],
+]
+
+
 @hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.example(words=UNEVEN, num_beams=2, seed=0, early=False)
 @hypothesis.given(st.lists(MORE_WORDS, min_size=4, max_size=4), st.integers(2, 6), st.integers(0, 3), st.booleans())
 def test_narrow_beams_find_all_words_of_each_sentence_alone_or_in_a_batch(
     words: list[Words], num_beams: int, seed: int, early: bool

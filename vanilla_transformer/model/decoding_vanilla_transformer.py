@@ -472,6 +472,7 @@ class ForcedWords:
         Of each constraint's, these are the one that brings its end nearest, and the likeliest by `log_probs` (R, V).
         """
         is_next = self._continue(self.progress, self.last) & (self.needed > 0)[..., None, None]
+        is_next &= self.phrases != _NOTHING
         tokens = torch.where(is_next & (self.phrases >= 0), self.phrases, likeliest[:, :, None, None, None])
         for number, members in enumerate(() if self.members is None else self.members.T):
             is_behind = is_next & (self.phrases == _FIRST_SET - number)
