@@ -187,7 +187,8 @@ class JoeyNMT(System):
                 "updates": settings.updates,
                 "epochs": settings.updates,
                 "logging_freq": settings.logging_steps,
-                "validation_freq": settings.updates + 1,  # never: the last weights are saved anyway
+                # Never: the last weights are saved anyway. It must be a multiple of the line above.
+                "validation_freq": (settings.updates // settings.logging_steps + 1) * settings.logging_steps,
             },
             "testing": {
                 "beam_size": BEAMS,

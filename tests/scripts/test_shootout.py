@@ -121,6 +121,9 @@ class TestShape:
         training = settings["training"]
         assert (training["updates"], training["batch_size"], settings["random_seed"]) == (4, 30, 3)
         assert training["learning_rate"] == 0.005
+        # Else it refuses to begin, or validates.
+        assert training["validation_freq"] % training["logging_freq"] == 0
+        assert training["validation_freq"] > training["updates"]
 
     def test_opennmt_py(self, one: Any) -> None:
         systems.OpenNMTPy().prepare(one)
