@@ -286,6 +286,7 @@ class TestDistillation:
             (["--n_best", "3"], "--n_best needs --select chrf or bleu"),
             (["--keep", "5", "--select", "bleu", "--n_best", "4"], "--keep is 5; it must be from 1 to --n_best, 4"),
             (["--keep", "0"], "--keep is 0"),
+            (["--select", "chrf", "--n_best", "0"], "--n_best is 0; it must be at least 1"),
         ):
             with pytest.raises(SystemExit):
                 distill_command.main([*map(str, words), *more])

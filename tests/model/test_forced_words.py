@@ -80,14 +80,13 @@ def allow_anywhere(word: list[Any]) -> list[Any]:
 
 
 TOKENS = st.integers(3, 16)
+ANYWHERE = frozenset(range(17))
 # Few tokens may not stand beside it: else a beam must have several tokens that the model thinks little of.
-MOST = st.none() | st.frozensets(TOKENS, max_size=4).map(lambda few: frozenset(range(17)) - few)
+MOST = st.none() | st.frozensets(TOKENS, max_size=4).map(lambda few: ANYWHERE - few)
 MORE_PHRASES: st.SearchStrategy[Any] = st.lists(TOKENS, min_size=1, max_size=3)
 MORE_PHRASES |= st.tuples(MORE_PHRASES.map(tuple), MOST, MOST)
 MORE_WORDS = st.lists(st.lists(MORE_PHRASES, min_size=1, max_size=2).map(allow_anywhere), max_size=4)
 
-
-ANYWHERE = frozenset(range(17))
 # A sentence whose words have fewer alternatives than another's: all of them are tried.
 UNEVEN: list[Any] = [
     [],

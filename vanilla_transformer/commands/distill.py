@@ -63,13 +63,15 @@ class DistillationArguments(CorpusArguments):
             raise ValueError("--bleu_tokenize needs --select bleu.")
         if self.n_best is not None and self.select == "best":
             raise ValueError("--n_best needs --select chrf or bleu.")
+        if self.n_best is not None and self.n_best < 1:
+            raise ValueError(f"--n_best is {self.n_best}; it must be at least 1.")
         if not 1 <= self.keep <= self.count:
             raise ValueError(f"--keep is {self.keep}; it must be from 1 to --n_best, {self.count}.")
 
     @property
     def count(self) -> int:
         """How many translations of each source are asked for."""
-        return self.n_best or max(self.keep, 1 if self.select == "best" else 4)
+        return max(self.keep, 1 if self.select == "best" else 4) if self.n_best is None else self.n_best
 
 
 def run(arguments: DistillationArguments) -> None:
@@ -90,10 +92,10 @@ def run(arguments: DistillationArguments) -> None:
         arguments.select,
         arguments.min_similarity,
         tokenize,
-        arguments.keep,
         tokenizer=tokenizer,
         source_prefix=options["source_prefix"],
         max_source_length=length_limit(tokenizer, arguments.max_source_length, model.config),
+        keep=arguments.keep,
     )
     translate_file(
         model,
@@ -101,7 +103,7 @@ def run(arguments: DistillationArguments) -> None:
         arguments.input_file,
         arguments.output_file,
         source_column=arguments.source_column,
-        n_best=arguments.count if arguments.count > 1 else None,
+        n_best=None if arguments.select == "best" and arguments.keep == 1 else arguments.count,
         make_pairs=make_pairs,
         **options,
     )

@@ -198,20 +198,20 @@ class Distillation:
         select: What decides: `"chrf"` or `"bleu"` of a sentence against its reference, from 0 to 100, by sacreBLEU;
             `"best"`: the first translations. Of equal ones the first is taken.
         min_similarity: A pair is dropped whose translation has less (by chrF with `"best"`).
-        keep: The most translations of a source, no text twice.
         tokenize: How BLEU cuts words.
         tokenizer, source_prefix, max_source_length: A pair is dropped whose source the model has read in part only
             ([`find_cut`]); without a tokenizer it is not looked at.
+        keep: The most translations of a source, no text twice.
     """
 
     references: Sequence[RecordFile] | None
     select: Literal["chrf", "bleu", "best"] = "chrf"
     min_similarity: float = 0.0
     tokenize: str = "13a"
-    keep: int = 1
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
     source_prefix: str = field(default="", repr=False)
     max_source_length: int | None = None
+    keep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_similarity <= 100:
