@@ -177,10 +177,11 @@ def test_the_command_ends_in_order(folder: str, expected: list[list[str]]) -> No
             os.killpg(process.pid, signal.SIGTERM)
             rest, errors = process.communicate(timeout=60)
         assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
-        # Others came too late for a server that takes no more.
+        # Others came too late for a server that takes no more. A connection that nobody has read from when the socket is
+        # closed is reset by the system.
         answers = [future.exception() or future.result() for future in asked]
         assert all(
-            answer == text or "503" in str(answer) or "refused" in str(answer)
+            answer == text or any(reason in str(answer) for reason in ("503", "refused", "reset by peer"))
             for answer, [text] in zip(answers, expected, strict=False)
         )
         assert errors.count("The engine for") == 1, "each process tells the same"
