@@ -177,8 +177,8 @@ def test_the_command_ends_in_order(folder: str, expected: list[list[str]]) -> No
             os.killpg(process.pid, signal.SIGTERM)
             rest, errors = process.communicate(timeout=60)
         assert (process.returncode, rest) == (0, "The server has ended; what it accepted is answered.\n"), errors
-        # Others came too late for a server that takes no more. A connection that nobody has read from when the socket is
-        # closed is reset by the system.
+        # Others came too late for a server that takes no more. The system resets a connection that nobody has read from
+        # when the socket is closed.
         answers = [future.exception() or future.result() for future in asked]
         assert all(
             answer == text or any(reason in str(answer) for reason in ("503", "refused", "reset by peer"))

@@ -34,7 +34,7 @@ def always_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append((*inputs.shape, *weight.shape))
         return call_onednn(inputs, weight, bias)
 
-    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda in_training: True)
     monkeypatch.setattr(linear_module, "_FEWEST_MULTIPLICATIONS", 1)
     monkeypatch.setattr(linear_module, "_call_onednn", note)
     return shapes
@@ -322,31 +322,55 @@ def test_the_operator_is_the_one_we_know() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "maker", "mkl", "faster"),
+    ("capability", "maker", "family", "mkl", "faster", "faster_in_training"),
     [
-        ("AVX512", "AuthenticAMD", True, True),
-        ("AVX512", "AuthenticAMD", False, False),  # OpenBLAS is as fast
-        ("AVX512", "GenuineIntel", True, False),
-        ("AVX2", "AuthenticAMD", True, False),
-        ("DEFAULT", "", False, False),  # ARM
-        ("SVE256", "", False, False),
+        ("AVX512", "AuthenticAMD", 26, True, True, True),
+        ("AVX512", "AuthenticAMD", 25, True, True, False),  # two halves, one after the other
+        ("AVX512", "AuthenticAMD", 26, False, False, False),  # OpenBLAS is as fast
+        ("AVX512", "GenuineIntel", 6, True, False, False),
+        ("AVX2", "AuthenticAMD", 25, True, False, False),
+        ("DEFAULT", "", 0, False, False, False),  # ARM
+        ("SVE256", "", 0, False, False, False),
     ],
 )
 @pytest.mark.parametrize("linux", [True, False])
 def test_which_processors(
-    capability: str, maker: str, mkl: bool, faster: bool, linux: bool, monkeypatch: pytest.MonkeyPatch
+    capability: str,
+    maker: str,
+    family: int,
+    mkl: bool,
+    faster: bool,
+    faster_in_training: bool,
+    linux: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def read_text(path: Path, **_: Any) -> str:
         assert str(path) == "/proc/cpuinfo"
         if linux:
-            return f"processor\t: 0\nvendor_id\t: {maker}\n"
+            return f"processor\t: 0\nvendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\n"
         raise FileNotFoundError
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     monkeypatch.setattr(Path, "read_text", read_text)
-    monkeypatch.setattr("platform.processor", lambda: f"AMD64 Family 26 Model 2 Stepping 1, {maker}")
-    assert linear_module._find_out_whether_onednn_is_faster.__wrapped__() == faster
+    monkeypatch.setattr("platform.processor", lambda: f"AMD64 Family {family} Model 2 Stepping 1, {maker}")
+    monkeypatch.setattr(linear_module, "_find_family", linear_module._find_family.__wrapped__)
+    assert linear_module.onednn_is_faster(in_training=False) == faster
+    assert linear_module.onednn_is_faster(in_training=True) == faster_in_training
+
+
+def test_training_goes_without_onednn_where_it_is_faster_only_for_the_same_shapes(
+    always_onednn: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch of a training has a shape of its own, in the layers as in the loss, which makes its own gradients."""
+    monkeypatch.setattr(linear_module, "onednn_is_faster", lambda in_training: not in_training)
+    model = make_model()
+    inputs = {"input_ids": torch.full((2, 6), 5), "labels": torch.full((2, 7), 5), "skip_logits": True}
+    model(**inputs).loss.backward()
+    assert not always_onednn
+    with torch.no_grad():
+        model(**inputs)
+    assert always_onednn
 
 
 def test_the_operator_has_a_legal_name_of_its_own_whatever_the_module_is_called() -> None:

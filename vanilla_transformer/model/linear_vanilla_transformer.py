@@ -1,12 +1,14 @@
 """Linear maps by the faster of the two matrix libraries in torch.
 
 On a CPU, torch multiplies float32 matrices with Intel's MKL, which leaves the AVX-512 units of AMD's processors idle.
-oneDNN takes about half the time there. Torch has no setting for this, but an operator of its compiler calls it.
+oneDNN takes less time there, on Zen 5 about half. Torch has no setting for this, but an operator of its compiler calls
+it.
 """
 
 import functools
 import hashlib
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -20,41 +22,53 @@ from transformers.utils import output_capturing
 # Smaller products are over before oneDNN has set out. Of two or three rows MKL reads the weights as fast.
 _FEWEST_MULTIPLICATIONS = 2**20
 _FEWEST_ROWS = 4
+_ZEN_4, _ZEN_5 = 25, 26  # families of processors; only some of 25 have AVX-512
 
 
 @torch.compiler.assume_constant_result
-def onednn_is_faster() -> bool:
-    """Says whether torch would multiply with MKL on a processor by AMD that has AVX-512."""
-    return _find_out_whether_onednn_is_faster()
+def onednn_is_faster(in_training: bool) -> bool:
+    """Says whether torch would multiply with MKL on a processor by AMD that has AVX-512, and that would take longer.
+
+    oneDNN makes a program for each new number of rows, in about 0.5 ms, and keeps the last thousand, 0.4 MB each.
+    Batches of a training have ever new numbers: that pays only where units of AVX-512 have its full width.
+    """
+    return _find_family() >= (_ZEN_5 if in_training else _ZEN_4)
 
 
 @functools.cache
-def _find_out_whether_onednn_is_faster() -> bool:
+def _find_family() -> int:
+    """The family of an AMD processor with AVX-512 on which torch multiplies with MKL; 0 is any other processor."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():
-        return False
+        return 0
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
+        return 0
     try:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         processor = platform.processor()
-    return "AuthenticAMD" in processor
+    family = re.search(r"family\W+(\d+)", processor, re.IGNORECASE)
+    return int(family[1]) if family and "AuthenticAMD" in processor else 0
 
 
-def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's `linear` does, by the faster library."""
+def linear(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, in_training: bool | None = None
+) -> torch.Tensor:
+    """Returns inputs (..., K) times weight (N, K) plus bias (N,), as torch's `linear` does, by the faster library.
+
+    `in_training` says whether it is part of a training; default: whether gradients are recorded.
+    """
     if torch.compiler.is_compiling():
         if _suit_compiled_training(inputs, weight, bias):
             return _compiled_linear(inputs, weight, bias)
-    elif _suit(inputs, weight, bias):
+    elif _suit(inputs, weight, bias, torch.is_grad_enabled() if in_training is None else in_training):
         return multiply(inputs, weight, bias)
     return nn.functional.linear(inputs, weight, bias)
 
 
-def _suit(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _suit(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, in_training: bool) -> bool:
     """Whether oneDNN is faster here, and nothing is at work that knows torch's own operators only."""
     return (
-        onednn_is_faster()
+        onednn_is_faster(in_training)
         and torch._C._get_tracing_state() is None
         and inputs.numel() * weight.shape[0] >= _FEWEST_MULTIPLICATIONS
         and _are_plain(inputs, weight, bias)
@@ -71,7 +85,7 @@ def _suit_compiled_training(inputs: torch.Tensor, weight: torch.Tensor, bias: to
     """The same in a graph that `torch.compile` makes for training, whatever its sizes: they may not be known yet."""
     return (
         torch.is_grad_enabled()
-        and onednn_is_faster()
+        and onednn_is_faster(in_training=True)
         and _are_plain(inputs, weight, bias)
         and not torch.compiler.is_exporting()
         and not torch.is_autocast_enabled("cpu")

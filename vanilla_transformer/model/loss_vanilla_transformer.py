@@ -6,6 +6,7 @@ loss is therefore computed from the hidden states, a few rows of logits at a tim
 Shapes: B batch, T target length, N number of labels that count, D d_model, V vocabulary.
 """
 
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -160,9 +161,10 @@ class _LossInChunks(torch.autograd.Function):
         # MPS has no float64.
         total = rows.new_zeros((), dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
         size = max(MINIMUM_ROWS, weight.shape[1])
+        product = partial(linear, in_training=with_gradients)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            logits = linear(rows[part], weight, bias).to(summed_in)
+            logits = product(rows[part], weight, bias).to(summed_in)
             labels, largest = targets[part, None], logits.amax(dim=-1)
             # The loss is log Z minus (1 - eps) z_y + eps mean_v z_v.
             scores = (1 - label_smoothing) * logits.gather(1, labels)[:, 0]
@@ -177,9 +179,9 @@ class _LossInChunks(torch.autograd.Function):
                 by_bias += gradient.sum(dim=0)
             gradient = gradient.to(dtype)
             if by_rows is not None:
-                by_rows[part] = linear(gradient, weight.t())
+                by_rows[part] = product(gradient, weight.t())
             if wants_weight:
-                of_chunk = linear(rows[part].t(), gradient.t())  # (D, V): oneDNN copies a transposed first factor
+                of_chunk = product(rows[part].t(), gradient.t())  # (D, V): oneDNN copies a transposed first factor
                 by_weight = of_chunk.to(summed_in) if by_weight is None else by_weight.add_(of_chunk)
         ctx.gradients = (by_rows, None if by_weight is None else by_weight.t(), by_bias)
         return total
