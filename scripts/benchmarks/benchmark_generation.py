@@ -4,12 +4,15 @@ r"""Measures how fast models of equal sizes generate, side by side in one run, a
     python scripts/benchmarks/benchmark_generation.py --size small base --batch_size 1 8 32 128 --output_file out.json
     python scripts/benchmarks/benchmark_generation.py --part memory --num_beams 4 --batch_size 128 --source_length 512
     python scripts/benchmarks/benchmark_generation.py --part sentences --model_name_or_path out/demo --test_file test.en
-    python scripts/benchmarks/benchmark_generation.py --device cuda --dtype bfloat16 float32 --size small base big \
-        --batch_size 1 8 32 128 --cache_implementation static --output_file gpu.json
+    python scripts/benchmarks/benchmark_generation.py --device cuda --dtype bfloat16 --size base --batch_size 1 32 128 \
+        --side ours "ours, static" "CTranslate2 float16" --output_file gpu.json
 
 The sides are this package's model, MarianMT, FSMT, models of the architectures of BART and T5, `torch.nn.Transformer`
-with a plain search (it has no cache), and CTranslate2 in float32, int8 and bfloat16 where it is installed and has them.
-MarianMT and CTranslate2 compute the same function with the same weights as ours.
+with a plain search (it has no cache), and CTranslate2 in float32, int8, bfloat16 and float16 where it is installed and
+has them. MarianMT and CTranslate2 compute the same function with the same weights as ours. "ours, static" is ours with
+`cache_implementation="static"`: on a GPU its step is compiled and recorded as CUDA graphs. Compiling happens in the
+round that is not timed, a minute or so for each setting; the part `sentences`, with its batches of many sizes, compiles
+more often. MarianMT and the others are run as they always are, since the library's beam search compiles nothing.
 
 Part `speed`: generated tokens per second from random sources of --source_length tokens, the shortest half as long.
 Every side generates --new_tokens tokens for every sentence: nothing ends early. All sides live in one process and take
@@ -25,14 +28,10 @@ that become the same as MarianMT's. "File order" is `generate` on batches of --s
 come, "whole file" is `vanilla_transformer.inference.translate.translate`, as scripts/translate.py does it with its
 defaults.
 
---cache_implementation static has our side keep its state in static memory and, on a GPU, compile its step and record it
-as CUDA graphs: the last command above. Run it with and without to see what that gains. MarianMT and the others are run
-as they always are, since the library's beam search compiles nothing. Compiling happens in the round that is not timed,
-a minute or so for each setting; the part `sentences`, with its batches of many sizes, compiles more often.
-
 --output_file gets everything as JSON; the tables that are printed go beside it, as Markdown (.md).
 """
 
+import copy
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -63,9 +62,10 @@ from vanilla_transformer.inference.translate import translate
 
 REFERENCE = "MarianMT"
 # The sides by their names, with the type that CTranslate2 computes in.
-CTRANSLATE2 = {f"CTranslate2 {name}": name for name in ("float32", "int8", "bfloat16")}
-SIDES = (*MODELS, *CTRANSLATE2)
-SAME_WEIGHTS = ("ours", REFERENCE, *CTRANSLATE2)
+CTRANSLATE2 = {f"CTranslate2 {name}": name for name in ("float32", "int8", "bfloat16", "float16")}
+STATIC = "ours, static"
+SIDES = (*MODELS, STATIC, *CTRANSLATE2)
+SAME_WEIGHTS = ("ours", STATIC, REFERENCE, *CTRANSLATE2)
 DISTRIBUTIONS = ("vanilla-transformer", "transformers", "torch", "ctranslate2")
 
 Results = list[dict[str, Any]]
@@ -83,8 +83,11 @@ class BenchmarkArguments:
         },
     )
     side: list[str] = field(
-        default_factory=lambda: list(SIDES),
-        metadata={"help": "Sides besides MarianMT, to which all are compared. Default: all.", "choices": list(SIDES)},
+        default_factory=lambda: [name for name in SIDES if name != STATIC],
+        metadata={
+            "help": f"Sides besides MarianMT, to which all are compared. Default: all but {STATIC}.",
+            "choices": list(SIDES),
+        },
     )
     output_file: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
     device: str = field(default="cpu", metadata={"help": "Where to measure: cpu (default) or cuda."})
@@ -101,13 +104,6 @@ class BenchmarkArguments:
     )
     num_beams: list[int] = field(
         default_factory=lambda: [1, 4], metadata={"help": "Beams; 1 is greedy search. Default: 1 4."}
-    )
-    cache_implementation: str | None = field(
-        default=None,
-        metadata={
-            "help": "Of our side alone. static: static memory, compiled on a GPU. Default: dynamic.",
-            "choices": ["dynamic", "static"],
-        },
     )
     source_length: int = field(default=32, metadata={"help": "Tokens of the longest source. Default: 32."})
     new_tokens: int = field(default=32, metadata={"help": "Tokens to generate for each sentence. Default: 32."})
@@ -163,7 +159,6 @@ class Setting:
     source_length: int
     new_tokens: int
     device: str
-    cache_implementation: str | None = None  # of our side alone
 
     @property
     def search(self) -> str:
@@ -183,9 +178,7 @@ class Setting:
 
 def make_settings(arguments: BenchmarkArguments) -> list[Setting]:
     """All combinations asked for, those of a model next to each other."""
-    common = {
-        name: getattr(arguments, name) for name in ("source_length", "new_tokens", "device", "cache_implementation")
-    }
+    common = {name: getattr(arguments, name) for name in ("source_length", "new_tokens", "device")}
     return [
         Setting(size=size, dtype=dtype, num_beams=beams, batch_size=batch, **common)
         for size in arguments.size
@@ -202,8 +195,8 @@ def make_models(sides: Iterable[str], setting: Setting) -> dict[str, Any]:
     models: dict[str, Any] = {}
     ours = make_ours(size).to(device=setting.device, dtype=dtype).eval()
     for side in sides:
-        if side == "ours":
-            models[side] = ours
+        if side in ("ours", STATIC):
+            models[side] = ours if side == "ours" else copy.deepcopy(ours)
         elif side in CTRANSLATE2:
             models[side] = make_for_ctranslate2(ours, CTRANSLATE2[side], setting.device)
         elif side == REFERENCE:
@@ -212,7 +205,8 @@ def make_models(sides: Iterable[str], setting: Setting) -> dict[str, Any]:
             models[side] = MODELS[side](size).to(device=setting.device, dtype=dtype).eval()
         if hasattr(models[side], "generation_config"):
             set_search(models[side], ends=False)
-    ours.generation_config.cache_implementation = setting.cache_implementation
+    if STATIC in models:
+        models[STATIC].generation_config.cache_implementation = "static"
     return models
 
 
@@ -396,10 +390,11 @@ def load_sentences(arguments: BenchmarkArguments, dtype: str) -> Sentences:
         if side in CTRANSLATE2:
             models[side] = make_for_ctranslate2(ours, CTRANSLATE2[side], arguments.device)
         elif side in SAME_WEIGHTS:
-            models[side] = ours if side == "ours" else marian
+            models[side] = marian if side == REFERENCE else copy.deepcopy(ours)
         if side in models:
             set_search(models[side], ends=True, length_penalty=arguments.length_penalty)
-    ours.generation_config.cache_implementation = arguments.cache_implementation
+    if STATIC in models:
+        models[STATIC].generation_config.cache_implementation = "static"
     with open_text(str(arguments.test_file)) as file:
         lines = [line.strip() for line in file if line.strip()][: arguments.max_sentences]
     if not lines:

@@ -17,10 +17,10 @@ Part `step`: peak memory and time of a whole training step with Adam, of this pa
 the architectures of BART and T5, and `torch.nn.Transformer`, all of one size, on the same batches with some padding,
 each with its own loss without label smoothing; with --compile also under `torch.compile`. They take turns as above.
 
-Part `throughput`: real tokens per second, padding not counted, of trainings on sentence pairs of your own. `ours` is
-`TranslationTrainer` with batches of --max_tokens source and target tokens and label smoothing; `marian` is MarianMT of
-the same size under `Seq2SeqTrainer` with its default batches, drawn at random, of as many pairs as ours have on
-average; the other sides show what batches, loss and model contribute. They take turns in one process.
+Part `throughput`: real tokens per second, padding not counted, and peak memory of trainings on sentence pairs of your
+own. `ours` is `TranslationTrainer` with batches of --max_tokens source and target tokens and label smoothing; `marian`
+is MarianMT of the same size under `Seq2SeqTrainer` with its default batches, drawn at random, of as many pairs as ours
+have on average; the other sides show what batches, loss and model contribute. They take turns in one process.
 """
 
 import statistics
@@ -392,11 +392,11 @@ WARM_UP_STEPS = 3
 
 
 class Stopwatch(TrainerCallback):
-    """Real tokens and time of the updates after the first ones."""
+    """Real tokens and time of the updates after the first ones, and the memory that a training adds."""
 
     def __init__(self) -> None:
         self.tokens = self.cells = 0
-        self.seconds = self.processor_seconds = 0.0
+        self.seconds = self.processor_seconds = self.megabytes = 0.0
 
     def count(self, inputs: dict[str, torch.Tensor]) -> None:
         """Counts the tokens of a batch, and its cells, which padding fills up; of both sides."""
@@ -457,7 +457,9 @@ def train_for_a_while(arguments: BenchmarkArguments, side: str, model: Any, data
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with PeakMemory(arguments.device) as memory:
+        trainer.train()
+    stopwatch.megabytes = memory.megabytes
     return stopwatch
 
 
@@ -495,6 +497,7 @@ def benchmark_throughput(arguments: BenchmarkArguments) -> Results:
             "tokens_per_processor_second": statistics.median(
                 watch.tokens / watch.processor_seconds for watch in watches
             ),
+            "peak_megabytes": max(watch.megabytes for watch in watches),
         }
         first = results[0] if results else figures
         ratios = {f"ours_over_this_{name}": first[name] / figure for name, figure in figures.items()}
@@ -508,12 +511,14 @@ def make_throughput_table(rows: Results) -> str:
     """A line for each side; each ratio is ours divided by this side's."""
     lines = [
         f"\n{'real tokens per':<32}{'second':>10}{'ours/this':>11}{'CPU second':>12}{'ours/this':>11}{'padding':>10}"
+        f"{'peak MB':>12}{'ours/this':>11}"
     ]
     for row in rows:
         lines.append(
             f"{row['side']:<32}{row['tokens_per_second']:>10,.0f}{row['ours_over_this_tokens_per_second']:>11.2f}"
             f"{row['tokens_per_processor_second']:>12,.0f}{row['ours_over_this_tokens_per_processor_second']:>11.2f}"
             f"{row['padding_share']:>10.1%}"
+            f"{row['peak_megabytes']:>12,.0f}{row['ours_over_this_peak_megabytes']:>11.2f}"
         )
     return "\n".join(lines)
 

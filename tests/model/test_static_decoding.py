@@ -1,14 +1,13 @@
-"""Searches over static memory against the same searches without, and what is compiled for them.
+"""Searches over static memory against the same searches without, and what is recorded for them.
 
-The model is on the CPU, where the library compiles nothing by itself: most tests run the very step that is compiled
-elsewhere as it stands.
+The model is on the CPU, where nothing is recorded: most tests run the very step that a GPU records.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,17 +16,17 @@ import torch
 from test_search import BOS, EOS, make_batch, search, shared_model
 from tiny_vanilla import logits_of, make_cache, make_config, make_model
 from torch._dynamo.backends.common import aot_autograd
-from torch._guards import TracingContext
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CompileConfig, GenerationConfig
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model import static_decoding_vanilla_transformer as static_decoding
 from vanilla_transformer.model.decoding_vanilla_transformer import SourceSharingCache
 from vanilla_transformer.model.static_decoding_vanilla_transformer import (
     Bucket,
-    KeptSteps,
+    IdleWorkspaces,
     StaticDecoder,
     StepState,
     decode_step,
@@ -45,12 +44,12 @@ KNOWN_LENGTHS: list[dict[str, int]] = [
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """The bucket of each step that is not compiled, read off its tensors, and where the first keys lie."""
+    """The bucket of each step that is not recorded, read off its tensors, and where the first keys lie."""
     recorded: Recorded = []
 
     def record(model: Any, state: StepState) -> torch.Tensor:
         sentences, beams, entries = state.visible.shape
-        bucket = Bucket(sentences, beams, entries // beams, state.is_padding.shape[2])
+        bucket = Bucket(sentences, beams, entries // beams, state.source_mask.shape[2])
         for held in state.histories:
             assert held.keys.shape[::2] == held.values.shape[::2] == (sentences, entries)
         for held in state.sources:
@@ -59,7 +58,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         recorded.append((bucket, state.histories[0].keys.data_ptr()))
         return decode_step(model, state)
 
-    monkeypatch.setattr(StaticDecoder, "run", staticmethod(record))
+    monkeypatch.setattr(static_decoding, "decode_step", record)
     return recorded
 
 
@@ -253,87 +252,115 @@ def test_it_is_a_setting_like_others(steps: Recorded) -> None:
     assert steps == []
 
 
-def on_all_devices(**settings: Any) -> CompileConfig:
-    """Has the library's criteria let a model on the CPU be compiled."""
-    config = CompileConfig(**{"fullgraph": True, "mode": None, **settings})
-    config._compile_all_devices = True  # type: ignore[assignment]
-    return config
+class Replayed:
+    """Stands for a CUDA graph where there is none: the step on the very tensors that were recorded."""
+
+    def __init__(self, model: Any, state: StepState, pool: Any) -> None:
+        self.model, self.state = weakref.proxy(model), copy.copy(state)
+        self.addresses = [parameter.data_ptr() for parameter in model.parameters()]
+        start, visible = state.start.clone(), state.visible.clone()
+        self.logits = decode_step(model, state)
+        state.start.copy_(start)
+        state.visible.copy_(visible)
+
+    def __call__(self) -> torch.Tensor:
+        assert [parameter.data_ptr() for parameter in self.model.parameters()] == self.addresses
+        return self.logits.copy_(decode_step(self.model, self.state))
 
 
 @pytest.fixture
-def graphs() -> Iterator[list[Any]]:
-    """The shapes of the inputs of each graph that the compiler gets; it must forget them between tests."""
-    torch.compiler.reset()
-    yield []
-    torch.compiler.reset()
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """The buckets that steps are recorded for; a search on the CPU records as one on a GPU does."""
+    buckets: list[Bucket] = []
+
+    def record(model: Any, state: StepState, pool: Any) -> Replayed:
+        sentences, beams, entries = state.visible.shape
+        buckets.append(Bucket(sentences, beams, entries // beams, state.source_mask.shape[2]))
+        return Replayed(model, state, pool)
+
+    monkeypatch.setattr(static_decoding, "RecordedStep", record)
+    monkeypatch.setattr(static_decoding, "can_record", lambda device, config: not config.disable_compile)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    return buckets
 
 
-def count_in(graphs: list[Any]) -> Any:
-    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        graphs.append({tuple(getattr(item, "shape", ())) for item in inputs})
-        return graph.forward
-
-    return count
-
-
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_a_graph_serves_many_batches(graphs: list[Any], steps: Recorded) -> None:
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_recorded_step_serves_many_batches(num_beams: int, recorded: list[Bucket], steps: Recorded) -> None:
     model = make_model(scale=0.6, decoder_layers=1)
-    config = on_all_devices(backend=count_in(graphs))
     for seed in range(3):
         for lengths in ([3], [1, 5, 6], [7, 1, 0, 2]):
-            batch = make_batch(lengths, seed)
-            found = search_static(model, **batch, num_beams=4, compile_config=config)
-            assert found.equal(search(model, **batch, num_beams=4))
-    # 1 and 4 sentences; all are short.
-    assert len(graphs) == 2
-    heads, size = 2, 8
-    for sentences, shapes in zip((1, 4), graphs, strict=True):
-        expected = {(sentences, heads, length, size) for length in (64, 256)}
-        assert {shape for shape in shapes if len(shape) == 4} == expected
-    assert steps == [], "all steps were compiled"
-    search_static(model, **make_batch([3]), num_beams=4, compile_config=config, disable_compile=True)
-    search_static(model, **make_batch([3]), num_beams=4, compile_config=CompileConfig())
-    assert len(graphs) == 2
+            assert_same(model, **make_batch(lengths, seed), num_beams=num_beams)
+    # Of 4 sentences first, in memory that those of 1 did not need.
+    expected = [Bucket(sentences, num_beams, 64, 64) for sentences in (1, 4, 1)]
+    assert recorded == expected
+    del steps[:]
+    search_static(model, **make_batch([3]), num_beams=num_beams, disable_compile=True)
+    assert len(recorded) == 3
     assert len(steps) > 0
 
 
-def test_graphs_of_any_size_are_fewer_than_buckets(graphs: list[Any]) -> None:
-    model = make_model(scale=0.6, decoder_layers=1)
-    config = on_all_devices(backend=count_in(graphs), dynamic=True)
-    for lengths in ([4, 2], [1, 5, 6], [70, 3]):
-        for known in KNOWN_LENGTHS:
-            arguments = {**make_batch(lengths), "num_beams": 4, "max_new_tokens": 4}
-            found = search_static(model, **arguments, compile_config=config, **known)
-            assert found.equal(search(model, **arguments))
-    assert 1 <= len(graphs) <= 2, "of 3 buckets, or 6 where their lengths can be known"
+def test_longer_batches_and_moved_weights_are_recorded_anew(recorded: list[Bucket]) -> None:
+    model: Any = make_model(scale=0.6)
+    batches = [make_batch(lengths) for lengths in ([4, 2], [70, 3], [4, 2], [1] * 9, [4, 2])]
+    for batch in batches:
+        assert_same(model, **batch, num_beams=3, max_new_tokens=70, suppress_tokens=[EOS])
+    num_recorded = len(recorded)
+    assert_same(model, **batches[0], num_beams=3)
+    assert len(recorded) == num_recorded
+    # In the old places, and in new ones.
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+    assert_same(model, **batches[0], num_beams=3)
+    assert len(recorded) == num_recorded
+    model.model.decoder.layers[1].fc2.weight = torch.nn.Parameter(model.model.decoder.layers[1].fc2.weight * 2)
+    assert_same(model, **batches[0], num_beams=3)
+    assert len(recorded) > num_recorded
 
 
-def test_graphs_can_be_recorded(graphs: list[Any]) -> None:
-    """What CUDA graphs demand: every input stays in its place, and no operator needs the CPU."""
+def test_threads_record_in_memory_of_their_own(recorded: list[Bucket]) -> None:
+    model = shared_model("sdpa")
+    batches = [make_batch(lengths) for lengths in ([4, 2, 6], [1, 7], [3, 3, 3, 3, 3])] * 4
+    expected = [search(model, **batch, num_beams=3) for batch in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda batch: search_static(model, **batch, num_beams=3), batches))
+    assert all(map(torch.equal, found, expected))
+    assert len(recorded) > 0
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_who_asks_for_compiling_gets_what_the_library_compiles(num_beams: int, recorded: list[Bucket]) -> None:
+    model, config = make_model(scale=0.6), CompileConfig(backend="eager", mode="default")
+    config._compile_all_devices = True  # type: ignore[assignment]
+    arguments = {**make_batch([4, 2]), "num_beams": num_beams, "max_new_tokens": 4}
+    assert search_static(model, **arguments, compile_config=config).equal(search(model, **arguments))
+    assert recorded == []
+    torch.compiler.reset()
+
+
+def test_a_step_can_be_recorded() -> None:
+    """What CUDA graphs demand: no operator needs the CPU."""
+    graphs: list[torch.fx.GraphModule] = []
 
     def inspect(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        context = TracingContext.get()
-        assert context is not None
-        assert context.fw_metadata is not None
-        assert context.fw_metadata.static_input_indices == list(range(len(inputs)))
         assert get_first_incompatible_cudagraph_node(graph) is None
-        assert len(context.fw_metadata.mutated_inp_runtime_indices) == 2 + 2 * model.config.decoder_layers
         graphs.append(graph)
         return graph.forward
 
-    model = make_model(scale=0.6)
-    config = on_all_devices(backend=aot_autograd(fw_compiler=inspect))
-    arguments = {**make_batch([4, 2, 1]), "num_beams": 4}
-    found = search_static(model, **arguments, compile_config=config)
-    assert found.equal(search(model, **arguments))
-    assert len(graphs) > 0
+    model, batch = make_model(scale=0.6), make_batch([4, 2, 1])
+    torch.compiler.reset()
+    with torch.no_grad():
+        state = start_decoding(model, batch, torch.ones(3, 1)).state
+        compiled = torch.compile(decode_step, fullgraph=True, backend=aot_autograd(fw_compiler=inspect))
+        state.bound = 64
+        torch.testing.assert_close(compiled(model, copy.deepcopy(state)), decode_step(model, state))
+    assert len(graphs) == 1
+    torch.compiler.reset()
 
 
-def test_compiled_steps_go_with_their_model(graphs: list[Any]) -> None:
+def test_memory_goes_with_its_model(recorded: list[Bucket]) -> None:
     model = make_model(scale=0.6, decoder_layers=1)
-    search_static(model, **make_batch([3]), compile_config=on_all_devices(backend="aot_eager"))
-    kept, alive = weakref.ref(KeptSteps.of(model)), weakref.ref(model)
+    search_static(model, **make_batch([3]))
+    kept, alive = weakref.ref(IdleWorkspaces.of(model)), weakref.ref(model)
     del model
     gc.collect()
     assert alive() is None

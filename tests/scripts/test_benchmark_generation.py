@@ -85,17 +85,19 @@ def test_what_ctranslate2_cannot_compute_here_is_left_out_and_said(
     words = ["--size=tiny", "--side", "ours", *benchmark.CTRANSLATE2]
     (arguments,) = benchmark.make_parser().parse_args_into_dataclasses(words)
     assert arguments.side == ["ours", "MarianMT", "CTranslate2 float32", "CTranslate2 int8"]
-    assert "cannot compute so on cpu: CTranslate2 bfloat16." in capsys.readouterr().out
+    assert "cannot compute so on cpu: CTranslate2 bfloat16, CTranslate2 float16." in capsys.readouterr().out
 
 
 def test_static_memory_is_for_our_side_alone() -> None:
-    words = ["--size=tiny", "--cache_implementation=static", "--num_beams=3", "--batch_size=2"]
+    words = ["--size=tiny", "--num_beams=3", "--batch_size=2"]
     (arguments,) = benchmark.make_parser().parse_args_into_dataclasses(words)
     (setting,) = benchmark.make_settings(arguments)
-    sides = benchmark.make_models(["ours", "MarianMT"], setting)
+    sides = benchmark.make_models(["ours", benchmark.STATIC, "MarianMT"], setting)
     caches = {side: model.generation_config.cache_implementation for side, model in sides.items()}
-    assert caches == {"ours": "static", "MarianMT": None}
-    assert torch.equal(*(benchmark.generate(model, setting) for model in sides.values()))
+    assert caches == {"ours": None, benchmark.STATIC: "static", "MarianMT": None}
+    ours, static, marian = (benchmark.generate(model, setting) for model in sides.values())
+    assert ours.equal(static)
+    assert ours.equal(marian)
 
 
 def test_sentences_are_translated_alike_by_the_same_weights(tmp_path: Path) -> None:

@@ -31,8 +31,13 @@ def make_letters_model(**changes: Any) -> VanillaTransformerForConditionalGenera
     return model
 
 
-def train_on_letters(model: Any, output_dir: Path, *, reverse: bool = False, steps: int = 200) -> list[float]:
-    """Trains on one to four letters and their copy, or their reverse; returns the loss of every ten steps."""
+def train_on_letters(
+    model: Any, output_dir: Path, *, reverse: bool = False, steps: int = 200, **changes: Any
+) -> list[float]:
+    """Trains on one to four letters and their copy, or their reverse; returns the loss of every ten steps.
+
+    `changes` are fields of the training's arguments.
+    """
     generator = np.random.default_rng(0)
     words = ["".join(generator.choice(list("abcdefgh"), size=generator.integers(1, 5))) for _ in range(2000)]
     settings: dict[str, Any] = {"max_steps": steps, "warmup_steps": 20, "learning_rate": 5e-3, "logging_steps": 10}
@@ -44,7 +49,7 @@ def train_on_letters(model: Any, output_dir: Path, *, reverse: bool = False, ste
     }
     trainer = TranslationTrainer(
         model=model,
-        args=TranslationTrainingArguments(output_dir=str(output_dir), **settings),
+        args=TranslationTrainingArguments(output_dir=str(output_dir), **{**settings, **changes}),
         train_dataset=Dataset.from_dict(pairs),
         processing_class=TOKENIZER,
         data_collator=DataCollatorForSeq2Seq(TOKENIZER, model=model),

@@ -111,6 +111,7 @@ class SelfAttention(MultiHeadAttention):
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Maps (B, L, D) to (B, L, D) and the weights (B, H, L, K); appends to the cache, if there is one."""
+        hidden_states = cast_once(hidden_states)
         key = self.split_heads(project(self.k_proj, hidden_states))
         value = self.split_heads(project(self.v_proj, hidden_states))
         if past_key_values is not None:
@@ -133,7 +134,7 @@ class CrossAttention(MultiHeadAttention):
         if past_key_values is not None and past_key_values.is_updated.get(self.layer_idx):
             cached: Any = past_key_values.cross_attention_cache.layers[self.layer_idx]
             return self.attend(hidden_states, cached.keys, cached.values, attention_mask, **kwargs)
-        states = cast(torch.Tensor, encoder_hidden_states)
+        states = cast_once(cast(torch.Tensor, encoder_hidden_states))
         key, value = self.split_heads(project(self.k_proj, states)), self.split_heads(project(self.v_proj, states))
         if past_key_values is not None:
             key, value = past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
@@ -142,6 +143,14 @@ class CrossAttention(MultiHeadAttention):
 
 
 # How it is computed
+
+
+def cast_once(states: torch.Tensor) -> torch.Tensor:
+    """Casts (..., D) to what autocast multiplies in: once, or each map that reads it would, and keep a copy."""
+    kind = states.device.type
+    if states.dtype is torch.float32 and torch.is_autocast_enabled(kind):
+        return states.to(torch.get_autocast_dtype(kind))
+    return states
 
 
 def choose_attention(module: MultiHeadAttention, key: torch.Tensor) -> AttentionFunction:

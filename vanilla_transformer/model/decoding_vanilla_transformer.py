@@ -186,7 +186,7 @@ def step_fast(
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
     new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks
-    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores.
+    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores, or of booleans, which each layer converts anew.
     """
     decoder = model.model.decoder
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
@@ -291,7 +291,11 @@ class SharedHistoryDecoder:
                 self.visible = self.prompt_mask[:, None].bool().expand(-1, self.num_beams, -1)
             elif self.num_beams > 1:
                 self.visible = torch.ones_like(sequences, dtype=torch.bool)
-            return self._call_model(sequences[:, 0], self.prompt_mask)
+            logits = self._call_model(sequences[:, 0], self.prompt_mask)
+            if self.is_fast and self.source_mask is not None:
+                zeros = torch.zeros(self.source_mask.shape, dtype=self.model.dtype, device=self.source_mask.device)
+                self.source_mask = zeros.masked_fill_(~self.source_mask, -torch.inf)
+            return logits
         rows, mask = sequences[:, :, -1:].flatten(0, 1), None
         if self.visible is not None:
             mask = make_additive(self.visible, self.model.dtype)

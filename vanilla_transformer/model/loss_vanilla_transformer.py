@@ -16,6 +16,7 @@ from .linear_vanilla_transformer import is_watched, linear, project
 
 IGNORED_LABEL = -100
 MINIMUM_ROWS = 256
+_LOGITS_ON_A_GPU = 2**25  # of a chunk; a GPU does smaller ones faster than Python starts them
 
 
 def shift_tokens_right(labels: torch.Tensor, pad_token_id: int, decoder_start_token_id: int) -> torch.Tensor:
@@ -118,8 +119,9 @@ def fused_cross_entropy(
 ) -> torch.Tensor:
     """The value and gradients of [`label_smoothed_cross_entropy`] without the logits (B, T, V).
 
-    At most max(D, 256) rows of logits exist at a time. Their gradients are made on the way, so that `backward` can run
-    once and not be differentiated. The output layer [`has_plain_weights`]; hidden states are (B, T, D).
+    At most max(D, 256) rows of logits exist at a time, on a GPU also as many as make 2^25 logits. Their gradients are
+    made on the way, so that `backward` can run once and not be differentiated. The output layer [`has_plain_weights`];
+    hidden states are (B, T, D).
     """
     labels = labels.flatten().to(hidden_states.device)
     counted = labels != IGNORED_LABEL
@@ -160,7 +162,7 @@ class _LossInChunks(torch.autograd.Function):
         by_bias = torch.zeros_like(bias, dtype=summed_in) if wants_bias and bias is not None else None
         # MPS has no float64.
         total = rows.new_zeros((), dtype=torch.float32 if rows.device.type == "mps" else torch.float64)
-        size = max(MINIMUM_ROWS, weight.shape[1])
+        size = max(MINIMUM_ROWS, weight.shape[1], _LOGITS_ON_A_GPU // weight.shape[0] if weight.is_cuda else 0)
         product = partial(linear, in_training=with_gradients)
         for start in range(0, len(rows), size):
             part = slice(start, start + size)

@@ -82,9 +82,8 @@ def judges_rows_alone(*lists: Iterable[Any]) -> bool:
     )
 
 
-def find_staying(is_done: torch.Tensor) -> torch.Tensor | None:
+def find_staying(is_done: torch.Tensor, num_done: int) -> torch.Tensor | None:
     """Returns which sentences (B,) to continue; `None` if the batch stays whole: few are finished, or all."""
-    num_done = int(is_done.sum())
     if num_done == len(is_done) or num_done < max(1, len(is_done) * _WORTH_LEAVING):
         return None
     return (~is_done).nonzero()[:, 0]
@@ -129,7 +128,7 @@ class StoppingRules:
         """
         if isinstance(length, int) and length >= self.max_length:
             return torch.ones_like(tokens, dtype=torch.bool)
-        ends = torch.isin(tokens, self._eos_token_ids)
+        ends = (tokens[..., None] == self._eos_token_ids).any(dim=-1)
         if self.limits is not None:
             ends |= (self.limits[sentences] <= length)[:, None]
         if self.others:
@@ -170,10 +169,10 @@ class GreedySearch:
 
     def run(self) -> torch.Tensor:
         """Returns the prompts with what follows, (B, longest output)."""
-        while not self.is_done.all():
-            self._step(self.decoder.step(self.tokens[:, None, : self.length]))
-            if self.may_leave and (staying := find_staying(self.is_done)) is not None:
+        while (num_done := int(self.is_done.sum())) < len(self.is_done):
+            if self.may_leave and (staying := find_staying(self.is_done, num_done)) is not None:
                 self._keep(staying)
+            self._step(self.decoder.step(self.tokens[:, None, : self.length]))
         self.results[self.sentences] = self.tokens
         return self.results[:, : self.length]
 
@@ -351,8 +350,10 @@ class BeamSearch:
                 self.model(decoder_input_ids=prompts, use_cache=False, **self.sources)
                 continue
             self.advance()
-            is_done = bool(self.is_done.all())
-            if self.sentences_may_leave and (staying := find_staying(self.is_done)) is not None:
+            # Asking waits for a GPU to come to the end of its work.
+            num_done = int(self.is_done.sum()) if self.any_ended else 0
+            is_done = num_done == len(self.is_done)
+            if self.sentences_may_leave and (staying := find_staying(self.is_done, num_done)) is not None:
                 self._keep(staying)
         return self._finish()
 
@@ -377,6 +378,14 @@ class BeamSearch:
         length = self.prompt_length + self._count_new()
         ends = self.rules.find_ends(tokens, length, self.sentences, write_out, self.recorded.get("scores"))
         unmet = None if self.words is None else self.words.count_unmet()
+        # Ended candidates are not continued, except if a criterion ends all.
+        remaining = scores + ends * IMPOSSIBLE
+        chosen = remaining.topk(self.num_beams).indices if self.words is None else self.words.choose(remaining)
+        following = beams.gather(1, chosen)
+        continued = self._continue(following, tokens.gather(1, chosen), remaining.gather(1, chosen))
+        continued.unmet = None if unmet is None else unmet.gather(1, chosen)
+        self.decoder.follow(following)
+        # What asks comes last: it waits for a GPU to come to the end of its work.
         if ends.any():
             all_end, may_end, best = ends.all(dim=1), ends, slice(self.num_beams)  # only the best may end
             if self.words and all_end.any():  # at the limit any, as there may be more banks than turns
@@ -386,13 +395,7 @@ class BeamSearch:
             candidates.unmet = None if unmet is None else unmet[:, best]
             self._add_ended(candidates, may_end[:, best])
             self.is_done |= all_end
-        # Ended candidates are not continued, except if a criterion ends all.
-        scores = scores + ends * IMPOSSIBLE
-        chosen = scores.topk(self.num_beams).indices if self.words is None else self.words.choose(scores)
-        beams = beams.gather(1, chosen)
-        self.open = self._continue(beams, tokens.gather(1, chosen), scores.gather(1, chosen))
-        self.open.unmet = None if unmet is None else unmet.gather(1, chosen)
-        self.decoder.follow(beams)
+        self.open = continued
         if self.any_ended:
             self.is_done |= ~self._can_improve()
 

@@ -1,27 +1,26 @@
-"""One step of a search over static memory, compiled where the library compiles.
+"""One step of a search over static memory, which a CUDA GPU records once and then repeats.
 
-`torch.compile` makes a graph for each combination of sizes. To keep graphs few, sizes that change from batch to batch
-and from step to step are rounded up, and what is left over is masked: the number of sentences to a power of two, the
-source length and the number of positions there is room for to 64, 128, 256 and so on. Such a combination, with the
-number of beams, is a bucket. Everything that a step reads and changes stays in its place in memory from step to step,
-and from one call of `generate` to the next, as recorded CUDA graphs demand.
+Python starts the hundreds of small operations of a step more slowly than a GPU does them. A CUDA graph starts them all
+at once; but its sizes and the places in memory that it reads and writes are those of the recording. Sizes that change
+from batch to batch and from step to step are therefore rounded up, and what is left over is masked: the number of
+sentences to a power of two, the source length and the number of positions there is room for to 64, 128, 256 and so on.
+Such a combination, with the number of beams, is a bucket. Everything that a step reads and changes stays in its place
+from step to step, and from one call of `generate` to the next.
 
 Shapes: B  sentences of the search or of the bucket, N  beams, R = B * N  rows, E  entries of a history: N for each
 position, S  source length, H  heads, D  d_model, d  size of a head's keys or values, V  target vocabulary.
 """
 
-import copy
 import math
+import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers.cache_utils import DynamicLayer, StaticLayer
-from transformers.generation.configuration_utils import CompileConfig, GenerationConfig
+from transformers.generation.configuration_utils import GenerationConfig
 
 from .decoding_vanilla_transformer import (
     SharedHistoryDecoder,
@@ -35,12 +34,11 @@ from .positions_vanilla_transformer import LearnedPositions
 
 _SMALLEST_LENGTH = 64
 _WORTH_MOVING = 4  # how many times fewer sentences are worth a smaller bucket, which is another graph
-
-Step = Callable[[Any, "StepState"], torch.Tensor]
+_RECORDING = threading.Lock()  # one thread records at a time
 
 
 class Bucket(NamedTuple):
-    """The sizes that a step is compiled for."""
+    """The sizes that a step is recorded for."""
 
     sentences: int
     beams: int
@@ -71,18 +69,10 @@ class StepState:
     is_token: torch.Tensor  # (B, 1): false at padding of a prompt, and where there is no sentence
     start: torch.Tensor  # (1,): where the new entries go
     visible: torch.Tensor  # (B, N, E): which entries of its sentence's history belong to a beam
-    is_padding: torch.Tensor  # (B, 1, S): of the source
+    source_mask: torch.Tensor  # (B, 1, S): what is added to the scores of the source's positions
     histories: list[KeysAndValues]
     sources: list[KeysAndValues]
     bound: int  # of all positions
-
-    def mark_static(self) -> None:
-        """Tells CUDA graphs that these tensors stay where they are: none is copied before each step."""
-        tensors = [self.tokens, self.origins, self.is_token, self.start, self.visible, self.is_padding]
-        for layer in (*self.histories, *self.sources):
-            tensors += layer
-        for tensor in tensors:
-            torch._dynamo.mark_static_address(tensor)
 
 
 class StaticHistory(NamedTuple):
@@ -115,9 +105,34 @@ def decode_step(model: Any, state: StepState) -> torch.Tensor:
     hidden_states = decoder.embed(embeddings, token_indices, state.bound)[:, 0]
     mask = make_additive(seen_now, hidden_states.dtype)
     histories = [StaticHistory(held, slots) for held in state.histories]
-    logits = step_fast(model, hidden_states, histories, state.sources, mask, ~state.is_padding[:, None])
+    logits = step_fast(model, hidden_states, histories, state.sources, mask, state.source_mask[:, None])
     state.start.add_(num_beams)
     return logits
+
+
+class RecordedStep:
+    """`decode_step` of one state as a CUDA graph, which repeats it on what is in that state's places by then."""
+
+    def __init__(self, model: Any, state: StepState, pool: Any) -> None:
+        stream = torch.cuda.Stream(state.start.device)
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with _RECORDING, torch.cuda.device(stream.device):
+            with torch.cuda.stream(stream):
+                # Once without recording: libraries get ready at their first call. What it changes is put back.
+                before = state.start.clone(), state.visible.clone()
+                decode_step(model, state)
+                state.start.copy_(before[0])
+                state.visible.copy_(before[1])
+            self._graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the GPU.
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._logits = decode_step(model, state)
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+    def __call__(self) -> torch.Tensor:
+        """Returns the logits (R, V), in memory that the next step of any graph of the same pool writes to."""
+        self._graph.replay()
+        return self._logits
 
 
 class Workspace:
@@ -125,6 +140,26 @@ class Workspace:
 
     def __init__(self) -> None:
         self._storages: dict[str, torch.Tensor] = {}
+        self._recorded: dict[tuple[Bucket, int], RecordedStep] = {}
+        self._addresses: list[int] = []  # of the weights that these steps read
+        self._pool: Any = None  # of the memory that they share
+
+    def record(self, model: Any, state: StepState, bucket: Bucket) -> RecordedStep:
+        """Returns the recorded step of a state that lies here."""
+        key = (bucket, state.bound)
+        if key not in self._recorded:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._recorded[key] = RecordedStep(model, state, self._pool)
+        return self._recorded[key]
+
+    def check_weights(self, model: Any) -> None:
+        """Forgets what was recorded with weights in other places; new values in the old places do no harm."""
+        parts = (model.model.decoder, model.lm_head)
+        tensors = [tensor for part in parts for own in (part.parameters, part.buffers) for tensor in own()]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self._addresses:
+            self._recorded.clear()
+            self._addresses = addresses
 
     def arrange(self, state: StepState, bucket: Bucket, rows: torch.Tensor | None = None) -> StepState:
         """Copies a state, or these rows of it, here, with zeros behind; one that lies here already needs `rows`."""
@@ -149,7 +184,7 @@ class Workspace:
             is_token=place("is_token", state.is_token),
             start=self._place("start", state.start.clone(), [1]),
             visible=place("visible", state.visible, entries),
-            is_padding=place("is_padding", state.is_padding, bucket.source_length),
+            source_mask=place("source_mask", state.source_mask, bucket.source_length),
             histories=place_all("histories", state.histories, entries),
             sources=place_all("sources", state.sources, bucket.source_length),
             bound=state.bound,
@@ -164,30 +199,27 @@ class Workspace:
         with torch.inference_mode(False), torch.no_grad():
             if storage is None or not is_kept or storage.numel() < size:
                 storage = self._storages[name] = torch.empty(size, dtype=contents.dtype, device=contents.device)
+                self._recorded.clear()
             view = storage[:size].view(shape)
-            # Not as a view: a compiled graph would have to know the whole storage.
-            placed = view.new_empty(0).set_(view.untyped_storage(), 0, view.shape, view.stride())
-        placed.zero_()
-        placed[tuple(map(slice, contents.shape))] = contents
-        return placed
+            view.zero_()
+            view[tuple(map(slice, contents.shape))] = contents
+        return view
 
 
-class KeptSteps:
-    """What a model keeps from one search for the next: memory, and compiled steps."""
+class IdleWorkspaces:
+    """What a model's searches leave for its next ones: memory, and the steps that were recorded over it."""
 
-    _of_models: "weakref.WeakKeyDictionary[nn.Module, KeptSteps]" = weakref.WeakKeyDictionary()
+    _of_models: "weakref.WeakKeyDictionary[nn.Module, IdleWorkspaces]" = weakref.WeakKeyDictionary()
 
     def __init__(self) -> None:
         self._idle: list[Workspace] = []
-        self._compile_config: CompileConfig | None = None
-        self._compiled: dict[Bucket | None, Step] = {}
 
     @classmethod
-    def of(cls, model: nn.Module) -> "KeptSteps":
+    def of(cls, model: nn.Module) -> "IdleWorkspaces":
         """Returns those of a model; they are deleted with it."""
         return cls._of_models.setdefault(model, cls())
 
-    def lend_workspace(self, borrower: object) -> Workspace:
+    def lend(self, borrower: object) -> Workspace:
         """Returns memory that nobody else uses until the borrower is deleted; threads may search at the same time."""
         try:
             workspace = self._idle.pop()
@@ -196,45 +228,27 @@ class KeptSteps:
         weakref.finalize(borrower, self._idle.append, workspace)
         return workspace
 
-    def find_step(self, bucket: Bucket, compile_config: CompileConfig) -> Step:
-        """Returns the compiled `decode_step` of a bucket, or one for all of them if the shapes are to be dynamic."""
-        if compile_config != self._compile_config:
-            self._compile_config = copy.copy(compile_config)
-            self._compiled = {}
-        key = None if compile_config.dynamic else bucket
-        if key not in self._compiled:
-            arguments = compile_config.to_dict()
-            arguments["dynamic"] = bool(arguments["dynamic"])
-            # Torch allows few graphs of the same code, and looks through all of them at each call.
-            function = FunctionType(decode_step.__code__.replace(), decode_step.__globals__, decode_step.__name__)
-            self._compiled[key] = torch.compile(function, **arguments)
-        return self._compiled[key]
-
 
 class StaticDecoder:
     """Runs the model over beams whose histories share memory that stays where it is (`cache_implementation="static"`).
 
     A sentence that leaves the search leaves its place empty, until so many are empty that the others move into a
-    smaller bucket. Prompts are fed a token at a time, so that one step serves all. It is compiled where the library's
-    criteria say so, and with `CompileConfig(dynamic=True)` to graphs that serve many buckets. `model_kwargs` are those
-    of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
+    smaller bucket. Prompts are fed a token at a time, so that one step serves all. It is recorded on a CUDA GPU, unless
+    `disable_compile` is set or autocast is on, which has copies of the weights that come and go. `model_kwargs` are
+    those of `SharedHistoryDecoder`, with an empty static cache, which stays empty.
     """
-
-    run: Step = staticmethod(decode_step)
 
     def __init__(self, model: Any, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> None:
         self.model = model
-        self.compile_config: CompileConfig | None = None
-        if model._valid_auto_compile_criteria(model_kwargs, generation_config):
-            default = getattr(model, "_default_compile_config", CompileConfig)
-            self.compile_config = generation_config.compile_config or default()
         num_beams = generation_config.num_beams
         prompt_mask = model_kwargs.get("decoder_attention_mask")
         self.prompt_mask = None if prompt_mask is None else prompt_mask[::num_beams].bool()
         self.length = 0  # number of tokens fed
-        self.kept = KeptSteps.of(model)
-        self.workspace = self.kept.lend_workspace(self)
+        self.workspace = IdleWorkspaces.of(model).lend(self)
         states: torch.Tensor = model_kwargs["encoder_outputs"][0]
+        self.is_recorded = can_record(states.device, generation_config)
+        if self.is_recorded:
+            self.workspace.check_weights(model)
         known_length = getattr(generation_config, "max_cache_len", None)  # which older versions of the library lack
         lengths = (round_up(length, _SMALLEST_LENGTH) for length in (known_length or 1, states.shape[1]))
         self.bucket = Bucket(round_up(states.shape[0]), num_beams, *lengths)
@@ -252,13 +266,14 @@ class StaticDecoder:
             sources.append(KeysAndValues(*(attention.split_heads(project(map_, states)) for map_ in maps)))
         is_padding = torch.ones(states.shape[0], 1, self.bucket.source_length, dtype=torch.bool, device=device)
         is_padding[:, 0, : states.shape[1]] = False if attention_mask is None else attention_mask.to(device) == 0
+        source_mask = torch.zeros(is_padding.shape, dtype=states.dtype, device=device)
         return StepState(
             tokens=torch.zeros(shape, dtype=torch.long, device=device),
             origins=torch.arange(shape[1], device=device).repeat(shape[0], 1),
             is_token=torch.ones(shape[0], 1, dtype=torch.bool, device=device),
             start=torch.zeros(1, dtype=torch.long, device=device),
             visible=torch.zeros(*shape, 0, dtype=torch.bool, device=device),
-            is_padding=is_padding,
+            source_mask=source_mask.masked_fill_(is_padding, -torch.inf),
             # Self- and cross-attention have heads of the same sizes.
             histories=[KeysAndValues(keys[:, :, :0], values[:, :, :0]) for keys, values in sources],
             sources=sources,
@@ -270,16 +285,13 @@ class StaticDecoder:
         self.bucket = bucket
         self.state = self.workspace.arrange(self.state, bucket, places)
         self.places = torch.arange(len(self.places), device=self.places.device)
-        if self.compile_config is not None:
-            self.state.mark_static()
-            self.run = self.kept.find_step(bucket, self.compile_config)
 
     def step(self, sequences: torch.Tensor) -> torch.Tensor:
         """Feeds what is new of the tokens (B, N, length); returns the logits of the next token, (R, V)."""
         while self.length < sequences.shape[2] - 1:
             self._feed(sequences[:, :, self.length])
         logits = self._feed(sequences[:, :, -1]).unflatten(0, self.state.tokens.shape)
-        # A copy: the next step of a recorded graph writes to where this one did.
+        # A copy: the next recorded step writes to where this one did.
         return logits.index_select(0, self.places).flatten(0, 1)
 
     def _feed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -293,11 +305,10 @@ class StaticDecoder:
             state.is_token.index_fill_(0, self.places, True)
         state.tokens.index_copy_(0, self.places, tokens)
         state.bound = self._bound_positions()
-        if self.compile_config is not None:
-            torch.compiler.cudagraph_mark_step_begin()
-        logits = self.run(self.model, state)
         self.length += 1
-        return logits
+        if self.is_recorded:
+            return self.workspace.record(self.model, state, self.bucket)()
+        return decode_step(self.model, state)
 
     def _bound_positions(self) -> int:
         """Returns an upper bound of all positions with the next one. It changes at most once within a bucket."""
@@ -325,6 +336,11 @@ class StaticDecoder:
             self.state.is_token.zero_().index_fill_(0, self.places, True)
 
 
+def can_record(device: torch.device, generation_config: GenerationConfig) -> bool:
+    """Whether steps on this device can be recorded, and nothing speaks against it."""
+    return device.type == "cuda" and not generation_config.disable_compile and not torch.is_autocast_enabled("cuda")
+
+
 SharingDecoder = SharedHistoryDecoder | StaticDecoder
 
 
@@ -343,6 +359,8 @@ def make_sharing_decoder(
         takes_mask = model.config._attn_implementation in ("eager", "sdpa")
         return SharedHistoryDecoder(model, model_kwargs, generation_config.num_beams) if takes_mask else None
     is_static = generation_config.cache_implementation == "static" and all(type(item) is StaticLayer for item in layers)
+    if generation_config.compile_config is not None:
+        return None  # whoever wants the library to compile gets what the library compiles
     if not is_static or (attention_mask is not None and attention_mask.ndim != 2) or not can_step_fast(model):
         return None
     return StaticDecoder(model, model_kwargs, generation_config)
