@@ -218,12 +218,12 @@ LENGTH_PENALTIES: dict[str, Callable[[int | torch.Tensor, float], Any]] = {
 
 
 def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Finds the k largest of each row (rows, V) as `topk` does, which on a CPU is slower than `amax` over parts of it.
+    """Finds the k largest of each row (rows, V) as `topk` does, which is slower than `amax` over parts of it.
 
     The k largest values lie in the k parts with the largest maxima.
     """
     size = values.shape[1]
-    if values.device.type != "cpu" or values.numel() < _MANY_VALUES or size < _PART * k:
+    if values.device.type not in ("cpu", "cuda") or values.numel() < _MANY_VALUES or size < _PART * k:
         return values.topk(k)
     num_parts = size // _PART
     parts = values[:, : num_parts * _PART].unflatten(1, (num_parts, _PART))
