@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 from transformers.generation.utils import GenerationMixin
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.model import search_vanilla_transformer as search_module
 from vanilla_transformer.model.search_vanilla_transformer import GreedySearch, find_largest
 
 Model = VanillaTransformerForConditionalGeneration
@@ -361,6 +362,12 @@ def test_largest_values_of_a_vocabulary(rows: int, size: int, k: int, distinct: 
     assert all(len(set(row)) == k for row in indices.tolist())
     if distinct:
         assert indices.equal(expected.indices)
+
+
+def test_largest_values_are_found_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_module, "_SLOW_AT_TOPK", ("meta",))
+    for found in find_largest(torch.empty(9, 37_000, device="meta"), 8):
+        assert (found.shape, found.device.type) == ((9, 8), "meta")
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])

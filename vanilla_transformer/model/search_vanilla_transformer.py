@@ -25,6 +25,7 @@ from .decoding_vanilla_transformer import IMPOSSIBLE, MANY_WORDS, ForcedWords, R
 from .static_decoding_vanilla_transformer import SharingDecoder
 
 _MANY_VALUES, _PART = 100_000, 64
+_SLOW_AT_TOPK = ("cpu", "cuda")
 _WORTH_LEAVING = 1 / 8  # share of the sentences that must be finished before the rest is copied without them
 
 # When sentences end
@@ -223,14 +224,14 @@ def find_largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     The k largest values lie in the k parts with the largest maxima.
     """
     size = values.shape[1]
-    if values.device.type not in ("cpu", "cuda") or values.numel() < _MANY_VALUES or size < _PART * k:
+    if values.device.type not in _SLOW_AT_TOPK or values.numel() < _MANY_VALUES or size < _PART * k:
         return values.topk(k)
     num_parts = size // _PART
     parts = values[:, : num_parts * _PART].unflatten(1, (num_parts, _PART))
     best = parts.amax(dim=2).topk(min(k, num_parts)).indices
     found = parts.gather(1, best[:, :, None].expand(-1, -1, _PART)).flatten(1)
-    indices = (best[:, :, None] * _PART + torch.arange(_PART)).flatten(1)
-    rest = torch.arange(num_parts * _PART, size).expand(values.shape[0], -1)
+    indices = (best[:, :, None] * _PART + torch.arange(_PART, device=values.device)).flatten(1)
+    rest = torch.arange(num_parts * _PART, size, device=values.device).expand(values.shape[0], -1)
     found, indices = torch.cat([found, values[:, num_parts * _PART :]], dim=1), torch.cat([indices, rest], dim=1)
     largest = found.topk(k)
     return largest.values, indices.gather(1, largest.indices)
