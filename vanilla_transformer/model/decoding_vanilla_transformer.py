@@ -186,7 +186,7 @@ def step_fast(
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
     new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks
-    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores, or of booleans, which each layer converts anew.
+    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores; each layer would convert booleans anew.
     """
     decoder = model.model.decoder
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
