@@ -197,13 +197,16 @@ def test_what_an_earlier_call_left_does_no_harm() -> None:
     assert_same(model, **arguments)
 
 
-def test_threads_do_not_share_memory() -> None:
-    model = shared_model("sdpa")
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_threads_do_not_share_memory(is_recorded: bool, request: pytest.FixtureRequest) -> None:
+    recorded = request.getfixturevalue("recorded") if is_recorded else []
+    model = make_model(scale=0.6)
     batches = [make_batch(lengths) for lengths in ([4, 2, 6], [1, 7], [3, 3, 3, 3, 3])] * 4
     expected = [search(model, **batch, num_beams=3) for batch in batches]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda batch: search_static(model, **batch, num_beams=3), batches))
     assert all(map(torch.equal, found, expected))
+    assert bool(recorded) == is_recorded
 
 
 @pytest.mark.parametrize(
@@ -315,16 +318,6 @@ def test_longer_batches_and_moved_weights_are_recorded_anew(recorded: list[Bucke
     model.model.decoder.layers[1].fc2.weight = torch.nn.Parameter(model.model.decoder.layers[1].fc2.weight * 2)
     assert_same(model, **batches[0], num_beams=3)
     assert len(recorded) > num_recorded
-
-
-def test_threads_record_in_memory_of_their_own(recorded: list[Bucket]) -> None:
-    model = shared_model("sdpa")
-    batches = [make_batch(lengths) for lengths in ([4, 2, 6], [1, 7], [3, 3, 3, 3, 3])] * 4
-    expected = [search(model, **batch, num_beams=3) for batch in batches]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda batch: search_static(model, **batch, num_beams=3), batches))
-    assert all(map(torch.equal, found, expected))
-    assert len(recorded) > 0
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
