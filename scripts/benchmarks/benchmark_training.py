@@ -23,6 +23,7 @@ is MarianMT of the same size under `Seq2SeqTrainer` with its default batches, dr
 have on average; the other sides show what batches, loss and model contribute. They take turns in one process.
 """
 
+import math
 import statistics
 import tempfile
 import time
@@ -500,7 +501,10 @@ def benchmark_throughput(arguments: BenchmarkArguments) -> Results:
             "peak_megabytes": max(watch.megabytes for watch in watches),
         }
         first = results[0] if results else figures
-        ratios = {f"ours_over_this_{name}": first[name] / figure for name, figure in figures.items()}
+        # A small training adds no memory to what the process has already.
+        ratios = {
+            f"ours_over_this_{name}": first[name] / figure if figure else None for name, figure in figures.items()
+        }
         padding = 1 - sum(watch.tokens for watch in watches) / sum(watch.cells for watch in watches)
         results.append({"side": side, "dtype": arguments.dtype[0], **figures, **ratios, "padding_share": padding})
     print(make_throughput_table(results), flush=True)
@@ -518,7 +522,7 @@ def make_throughput_table(rows: Results) -> str:
             f"{row['side']:<32}{row['tokens_per_second']:>10,.0f}{row['ours_over_this_tokens_per_second']:>11.2f}"
             f"{row['tokens_per_processor_second']:>12,.0f}{row['ours_over_this_tokens_per_processor_second']:>11.2f}"
             f"{row['padding_share']:>10.1%}"
-            f"{row['peak_megabytes']:>12,.0f}{row['ours_over_this_peak_megabytes']:>11.2f}"
+            f"{row['peak_megabytes']:>12,.0f}{row['ours_over_this_peak_megabytes'] or math.nan:>11.2f}"
         )
     return "\n".join(lines)
 
