@@ -10,9 +10,8 @@ r"""Measures how fast models of equal sizes generate, side by side in one run, a
 The sides are this package's model, MarianMT, FSMT, models of the architectures of BART and T5, `torch.nn.Transformer`
 with a plain search (it has no cache), and CTranslate2 in float32, int8, bfloat16 and float16 where it is installed and
 has them. MarianMT and CTranslate2 compute the same function with the same weights as ours. "ours, static" is ours with
-`cache_implementation="static"`: on a GPU its step is compiled and recorded as CUDA graphs. Compiling happens in the
-round that is not timed, a minute or so for each setting; the part `sentences`, with its batches of many sizes, compiles
-more often. MarianMT and the others are run as they always are, since the library's beam search compiles nothing.
+`cache_implementation="static"`: on a GPU its step is recorded as a CUDA graph, in the round that is not timed. MarianMT
+and the others are run as they always are, since the library's beam search compiles nothing.
 
 Part `speed`: generated tokens per second from random sources of --source_length tokens, the shortest half as long.
 Every side generates --new_tokens tokens for every sentence: nothing ends early. All sides live in one process and take
@@ -204,9 +203,7 @@ def make_models(sides: Iterable[str], setting: Setting) -> dict[str, Any]:
         else:
             models[side] = MODELS[side](size).to(device=setting.device, dtype=dtype).eval()
         if hasattr(models[side], "generation_config"):
-            set_search(models[side], ends=False)
-    if STATIC in models:
-        models[STATIC].generation_config.cache_implementation = "static"
+            set_search(models[side], ends=False, is_static=side == STATIC)
     return models
 
 
@@ -390,11 +387,9 @@ def load_sentences(arguments: BenchmarkArguments, dtype: str) -> Sentences:
         if side in CTRANSLATE2:
             models[side] = make_for_ctranslate2(ours, CTRANSLATE2[side], arguments.device)
         elif side in SAME_WEIGHTS:
-            models[side] = marian if side == REFERENCE else copy.deepcopy(ours)
+            models[side] = {"ours": ours, REFERENCE: marian}.get(side) or copy.deepcopy(ours)
         if side in models:
-            set_search(models[side], ends=True, length_penalty=arguments.length_penalty)
-    if STATIC in models:
-        models[STATIC].generation_config.cache_implementation = "static"
+            set_search(models[side], ends=True, length_penalty=arguments.length_penalty, is_static=side == STATIC)
     with open_text(str(arguments.test_file)) as file:
         lines = [line.strip() for line in file if line.strip()][: arguments.max_sentences]
     if not lines:

@@ -229,7 +229,7 @@ MODELS: dict[str, Callable[[Size], Any]] = {
 }
 
 
-def set_search(model: Any, *, ends: bool, length_penalty: float = 1.0) -> None:
+def set_search(model: Any, *, ends: bool, length_penalty: float = 1.0, is_static: bool = False) -> None:
     """Gives a model of the library the same settings as all others, for `generate`.
 
     None of this package's own rules apply then: there is no `length_penalty_type`, and whoever calls `generate` gives
@@ -239,6 +239,7 @@ def set_search(model: Any, *, ends: bool, length_penalty: float = 1.0) -> None:
         model: One of `MODELS`, or another encoder-decoder; the special tokens are its own.
         ends: Whether the end symbol ends a translation; otherwise it is a token like any other.
         length_penalty: Of beam search.
+        is_static: Whether the search keeps its state in static memory.
     """
     config = model.config
     model.generation_config = GenerationConfig(
@@ -247,6 +248,7 @@ def set_search(model: Any, *, ends: bool, length_penalty: float = 1.0) -> None:
         eos_token_id=config.eos_token_id if ends else None,
         decoder_start_token_id=config.decoder_start_token_id,
         length_penalty=length_penalty,
+        cache_implementation="static" if is_static else None,
     )
 
 

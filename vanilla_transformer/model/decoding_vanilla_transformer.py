@@ -186,9 +186,11 @@ def step_fast(
 
     `hidden_states` (R, D) are the new tokens' embeddings with positions. Each layer has a history, whose `append` takes
     new keys and values (B, H, R / B, d) and returns all, and `keys` and `values` (B, H, S, d) of the source. The masks
-    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores; each layer would convert booleans anew.
+    (B, 1, R / B, entries) and (B, 1, 1, S) are added to their scores; booleans in the second say what is seen.
     """
     decoder = model.model.decoder
+    if source_mask is not None and source_mask.dtype is torch.bool:
+        source_mask = to_scores(source_mask, hidden_states.dtype)  # or each layer would
     for layer, history, source in zip(decoder.layers, histories, sources, strict=True):
         hidden_states = _step_layer(layer, hidden_states, history, source, mask, source_mask)
     return _apply(model.lm_head, decoder.layer_norm(hidden_states))
@@ -244,10 +246,14 @@ def _normalize(norm: nn.LayerNorm, inputs: torch.Tensor) -> torch.Tensor:
 # The model, step by step
 
 
+def to_scores(visible: torch.Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> torch.Tensor:
+    """Maps true to 0 and false to `hidden`, which is added to the scores of what is not to be seen; any shape."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)
+
+
 def make_additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is added to the scores (B, 1, N, entries) so that beams see only their entries, (B, N, entries)."""
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+    return to_scores(visible, dtype, torch.finfo(dtype).min)[:, None]
 
 
 def follow_beams(visible: torch.Tensor, beams: torch.Tensor) -> torch.Tensor:
@@ -291,11 +297,7 @@ class SharedHistoryDecoder:
                 self.visible = self.prompt_mask[:, None].bool().expand(-1, self.num_beams, -1)
             elif self.num_beams > 1:
                 self.visible = torch.ones_like(sequences, dtype=torch.bool)
-            logits = self._call_model(sequences[:, 0], self.prompt_mask)
-            if self.is_fast and self.source_mask is not None:
-                zeros = torch.zeros(self.source_mask.shape, dtype=self.model.dtype, device=self.source_mask.device)
-                self.source_mask = zeros.masked_fill_(~self.source_mask, -torch.inf)
-            return logits
+            return self._call_model(sequences[:, 0], self.prompt_mask)
         rows, mask = sequences[:, :, -1:].flatten(0, 1), None
         if self.visible is not None:
             mask = make_additive(self.visible, self.model.dtype)

@@ -78,8 +78,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     If no translation within the length limit has them all, the best of those with the fewest missing is returned.
 
-    With `cache_implementation="static"` greedy search and beam search compile their step where the library compiles its
-    own: on CUDA, unless `disable_compile` is set (see `StaticDecoder`).
+    With `cache_implementation="static"` greedy search and beam search record their step as a CUDA graph, on a GPU,
+    unless `disable_compile` is set; with a `compile_config` the library compiles (see `StaticDecoder`).
     """
 
     config: Any  # the model's VanillaTransformerConfig; typed so, it would contradict GenerationMixin's own base

@@ -28,6 +28,7 @@ from .decoding_vanilla_transformer import (
     can_step_fast,
     make_additive,
     step_fast,
+    to_scores,
 )
 from .linear_vanilla_transformer import project
 from .positions_vanilla_transformer import LearnedPositions
@@ -264,16 +265,15 @@ class StaticDecoder:
             attention = layer.encoder_attn
             maps = (attention.k_proj, attention.v_proj)
             sources.append(KeysAndValues(*(attention.split_heads(project(map_, states)) for map_ in maps)))
-        is_padding = torch.ones(states.shape[0], 1, self.bucket.source_length, dtype=torch.bool, device=device)
-        is_padding[:, 0, : states.shape[1]] = False if attention_mask is None else attention_mask.to(device) == 0
-        source_mask = torch.zeros(is_padding.shape, dtype=states.dtype, device=device)
+        is_source = torch.zeros(states.shape[0], 1, self.bucket.source_length, dtype=torch.bool, device=device)
+        is_source[:, 0, : states.shape[1]] = True if attention_mask is None else attention_mask.to(device) != 0
         return StepState(
             tokens=torch.zeros(shape, dtype=torch.long, device=device),
             origins=torch.arange(shape[1], device=device).repeat(shape[0], 1),
             is_token=torch.ones(shape[0], 1, dtype=torch.bool, device=device),
             start=torch.zeros(1, dtype=torch.long, device=device),
             visible=torch.zeros(*shape, 0, dtype=torch.bool, device=device),
-            source_mask=source_mask.masked_fill_(is_padding, -torch.inf),
+            source_mask=to_scores(is_source, states.dtype),
             # Self- and cross-attention have heads of the same sizes.
             histories=[KeysAndValues(keys[:, :, :0], values[:, :, :0]) for keys, values in sources],
             sources=sources,
@@ -359,8 +359,8 @@ def make_sharing_decoder(
         takes_mask = model.config._attn_implementation in ("eager", "sdpa")
         return SharedHistoryDecoder(model, model_kwargs, generation_config.num_beams) if takes_mask else None
     is_static = generation_config.cache_implementation == "static" and all(type(item) is StaticLayer for item in layers)
-    if generation_config.compile_config is not None:
-        return None  # whoever wants the library to compile gets what the library compiles
+    # Who wants the library to compile gets what the library compiles.
+    is_static = is_static and generation_config.compile_config is None
     if not is_static or (attention_mask is not None and attention_mask.ndim != 2) or not can_step_fast(model):
         return None
     return StaticDecoder(model, model_kwargs, generation_config)
