@@ -27,6 +27,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.data.padding import PaddedColumns
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
@@ -107,7 +108,9 @@ class StopAfter(TrainerCallback):
 def test_batches_keep_both_budgets_and_hold_every_pair_once(tmp_path: Path, workers: int) -> None:
     rows = make_rows()
     trainer = make_trainer(tmp_path, len(rows), max_target_tokens=45, dataloader_num_workers=workers)
-    batches = list(trainer.get_train_dataloader())
+    loader = trainer.get_train_dataloader()
+    assert isinstance(loader.dataset, PaddedColumns)
+    batches = list(loader)
     assert all(batch["input_ids"].numel() <= BUDGET and batch["labels"].numel() <= 45 for batch in batches)
     assert pairs_of(batches) == Counter((tuple(row["input_ids"]), tuple(row["labels"])) for row in rows)
     assert len(batches) == len(trainer.get_train_dataloader()) < len(rows) / 2

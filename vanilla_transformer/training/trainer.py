@@ -22,6 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, TrainOutput, seed_worker
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
+from vanilla_transformer.data.padding import PaddedColumns
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.files import open_weights, read_json, replacing_files
 from vanilla_transformer.inference.scores import to_perplexity
@@ -168,10 +169,15 @@ class TranslationTrainer(PushingTrainer):
         self.remove_callback(_SetEpoch)
         self.add_callback(_SetEpoch(sampler))
         workers = arguments.dataloader_num_workers
+        dataset: Any = self._remove_unused_columns(self.train_dataset, description="training")
+        collate = self.data_collator
+        if PaddedColumns.can_replace(dataset, collate):
+            dataset = PaddedColumns(dataset, collate)
+            collate = dataset.collate
         loader: DataLoader[Any] = DataLoader(
-            self._remove_unused_columns(self.train_dataset, description="training"),
+            dataset,
             batch_sampler=sampler,
-            collate_fn=self.data_collator,
+            collate_fn=collate,
             worker_init_fn=partial(seed_worker, num_workers=workers, rank=arguments.process_index),
             **self._loader_settings(),
         )
