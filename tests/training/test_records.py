@@ -5,6 +5,7 @@ import logging
 import math
 import re
 from functools import partial
+from importlib.metadata import Distribution, PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,17 @@ class TestMetrics:
 
     def write(self, folder: Path, metrics: dict[str, Any], **changes: Any) -> Any:
         return write(make_trainer(folder), folder, TrainerState(**{"global_step": 10, **changes}), metrics)
+
+    def test_a_source_that_is_not_installed_has_no_version(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def from_name(name: str, find: Any = Distribution.from_name) -> Distribution:
+            if name == "vanilla-transformer":
+                raise PackageNotFoundError(name)
+            return find(name)
+
+        monkeypatch.setattr(Distribution, "from_name", from_name)
+        assert set(self.write(tmp_path, {})["versions"]) == {"python", "torch", "transformers", "accelerate"}
 
     def test_what_json_does_not_know_is_null(self, tmp_path: Path) -> None:
         metrics: dict[str, Any] = {"eval_perplexity": math.inf, "a": np.float32("nan"), "b": np.int64(3)}

@@ -6,7 +6,8 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,10 @@ def _describe_surroundings(args: TrainingArguments) -> dict[str, Any]:
     device_name = describe_processor()
     if args.device.type == "cuda":
         device_name = torch.cuda.get_device_name(args.device)
-    packages = ("vanilla-transformer", "torch", "transformers", "accelerate")
-    versions = {"python": platform.python_version(), **{name.replace("-", "_"): version(name) for name in packages}}
+    versions = {"python": platform.python_version()}
+    for name in ("vanilla-transformer", "torch", "transformers", "accelerate"):
+        with suppress(PackageNotFoundError):  # of a source that is run as it is, without being installed
+            versions[name.replace("-", "_")] = version(name)
     processes = args.world_size
     return {"device": str(args.device), "device_name": device_name, "processes": processes, "versions": versions}
 
