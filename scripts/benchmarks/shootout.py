@@ -30,7 +30,8 @@ What differs by design:
   output layer has a bias. It reads the corpus ahead as a whole, as the others do.
 - Dropout is on embeddings and on the outputs of sub-layers everywhere. JoeyNMT and OpenNMT-py drop also inside the
   feed-forward layer, JoeyNMT also attention weights.
-- Initial values, the epsilon of Adam and that of the norms are each system's own.
+- Initial values, the epsilon of Adam and that of the norms are each system's own. This package's initial values are
+  halved (initializer_gain=0.5), as its documentation advises for translation.
 - Warm-up: the rate grows linearly and falls with the inverse square root everywhere. OpenNMT-py's schedule has a factor
   in place of a peak, which is set so that the rates agree. The library's schedule is one update late.
 - The length penalty is 1: MarianMT divides by the length, the others by GNMT's (5 + length) / 6.

@@ -404,7 +404,7 @@ class Ours(System):
     @staticmethod
     def list_overrides() -> dict[str, Any]:
         """The fields of the configuration in which the model differs from the preset."""
-        return {**SHAPE, "attention_bias": True, "label_smoothing": SMOOTHING}
+        return {**SHAPE, "attention_bias": True, "label_smoothing": SMOOTHING, "initializer_gain": 0.5}
 
     def train(self, run: Run) -> Command:
         """The package's command."""
