@@ -27,6 +27,7 @@ from vanilla_transformer.export.ctranslate2_model import (
 )
 from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.inference.translate import translate
+from vanilla_transformer.model import static_decoding_vanilla_transformer as static_decoding
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
 ctranslate2: Any = pytest.importorskip("ctranslate2")
@@ -85,6 +86,24 @@ def test_an_export_beside_the_weights_is_taken_and_translates_alike(saved: Path,
         found.append(translate(model, tokenizer, TEXTS, progress=False, **settings))
     assert found[0] == found[1]
     assert any(found[0])
+
+
+def test_static_memory_may_be_asked_for(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    def step(*args: Any, decode_step: Any = static_decoding.decode_step) -> Any:
+        steps.append(args)
+        return decode_step(*args)
+
+    monkeypatch.setattr(static_decoding, "decode_step", step)
+    found = []
+    for kind in (None, "static"):
+        arguments = EngineArguments(str(saved), engine="transformers", device="cpu", cache_implementation=kind)
+        model, tokenizer, settings = arguments.load()
+        assert not steps
+        found.append(translate(model, tokenizer, TEXTS, progress=False, **settings))
+    assert found[0] == found[1]
+    assert steps
 
 
 def test_without_an_export_it_is_transformers(tmp_path: Path, taken: Any) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from vanilla_transformer.tasks import Task
 
-_SEARCH = ("num_beams", "length_penalty", "length_penalty_type", "max_new_tokens")
+_SEARCH = ("num_beams", "length_penalty", "length_penalty_type", "max_new_tokens", "cache_implementation")
 
 
 @dataclass
@@ -30,6 +30,11 @@ class InferenceArguments:
         "gnmt (the paper's) or transformers (length ** length_penalty). Default: as num_beams.", None
     )
     max_new_tokens: int | None = option("Limit of a translation, in tokens. Default: as num_beams.", None)
+    cache_implementation: str | None = option(
+        "static: the search keeps its state in static memory, and a CUDA GPU records its step, which is then several "
+        "times as fast. Default: as num_beams.",
+        None,
+    )
     max_source_length: int | None = option("Tokens that sources are cut to. Default: the tokenizer's limit.", None)
     batch_size: int | None = option("The most sentences of a batch. Default: --max_batch_tokens decides.", None)
     max_batch_tokens: int | None = option(
