@@ -119,6 +119,29 @@ def test_reports_what_the_library_computes(
     assert not (output_dir / "metrics.json").exists(), "of the texts before those that are there now"
 
 
+def test_a_glossary_s_terms_are_in_what_is_scored(
+    evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp_path: Path
+) -> None:
+    terms = {"w3": "w7 w8", "w5": "w9"}
+    file = write_lines(tmp_path / "terms.tsv", ["\t".join(term) for term in terms.items()])
+    evaluate("--test_file", *test_files, "--num_beams", "3", "--glossary", file, "--output_dir", str(tmp_path / "out"))
+    sources, targets = random_pairs(9)
+    hypotheses = (tmp_path / "out" / "hypotheses.txt").read_text(encoding="utf-8").splitlines()
+    found = [
+        target in f"{hypothesis} "
+        for source, hypothesis in zip(sources, hypotheses, strict=True)
+        for term, target in terms.items()
+        if term in source.split()
+    ]
+    assert found
+    assert all(found)
+    assert hypotheses == translate(MODEL, TOKENIZER, sources, num_beams=3, glossary=terms, progress=False)
+    metrics = read_json(tmp_path / "out")
+    assert metrics["bleu"] == score_translations(hypotheses, targets)["bleu"]
+    assert metrics["arguments"]["glossary"] == file
+    assert "--glossary_case needs --glossary" in refuse("--test_file", *test_files, "--glossary_case")
+
+
 def test_scores_the_built_in_corpus(evaluate: Run, tmp_path: Path) -> None:
     corpus = ("--builtin_corpus", "--split", "validation", "--max_samples", "3")
     table = evaluate(*corpus, "--no_ter", "--output_dir", str(tmp_path))
@@ -149,6 +172,8 @@ def test_the_built_in_corpus_has_the_model_s_languages(tmp_path: Path, capsys: p
         (("--builtin_corpus", "--test_file", "a.tsv"), "got builtin_corpus, test_file"),
         (("--builtin_corpus", "--split", "dev"), "'dev'"),
         (("--builtin_corpus", "--max_samples", "0"), "--max_samples is 0"),
+        (("--builtin_corpus", "--overwrite"), "--overwrite needs --output_dir"),
+        (("--builtin_corpus", "--compare_seed", "1"), "--compare_seed needs --compare"),
         (("--test_file", "missing.tsv"), "missing.tsv"),
         (("--test_file", "a.tsv", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
         (("--builtin_corpus", "--model_name_or_path", ""), "or --compare; got neither"),
@@ -242,6 +267,8 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
         (("folder", "other"), "folder and other were scored on different references"),
         (("folder", "third", "--compare_method", "t-test"), "invalid choice: 't-test'"),
         (("folder", "third", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
+        (("folder", "third", "--max_samples", "3"), "--max_samples needs --test_file"),
+        (("folder", "third", "--num_beams", "3"), "--num_beams needs --model_name_or_path"),
     ],
     ids=str,
 )

@@ -182,6 +182,13 @@ class TestContent:
         assert f"BLEU {validation:.2f}," in text
         assert "(greedy). Such figures compare checkpoints" in text
 
+    def test_scores_with_a_glossary_are_marked_and_left_out_of_the_index(self, trained: Path) -> None:
+        arguments = read(trained / "test" / "metrics.json")["arguments"] | {"glossary": "terms.tsv"}
+        change(trained / "test" / "metrics.json", arguments=arguments)
+        card = build_model_card(trained)
+        assert "news (with a glossary)" in part(card, "Evaluation")
+        assert {result.metric_name for result in data_of(card).eval_results} == {"sacreBLEU (greedy)", "chrF (greedy)"}
+
     @pytest.mark.parametrize(
         ("recorded", "files", "note"),
         [

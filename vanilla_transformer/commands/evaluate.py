@@ -6,6 +6,7 @@ r"""Score a model on a test set (BLEU, chrF, TER or ROUGE, exact match, loss, pe
     vanilla-transformer evaluate --model_name_or_path out/demo --builtin_corpus
     vanilla-transformer evaluate --model_name_or_path out/summaries --dataset_name user/articles
     vanilla-transformer evaluate --model_name_or_path out/seed1 out/seed2 out/seed3 --test_file test.en test.de
+    vanilla-transformer evaluate --model_name_or_path out/my-model --test_file test.en test.de --glossary terms.tsv
 
 Prints a table; with --output_dir, also writes metrics.json, and sources.txt, hypotheses.txt and references.txt (one
 text per line) there. The model's task decides what is scored, ROUGE for summaries, and what is put before sources.
@@ -39,8 +40,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vanilla_transformer.export.engines import MODELS, EngineArguments
+from vanilla_transformer.inference.arguments import GLOSSARY_NEEDS, GlossaryArguments
 from vanilla_transformer.memory import keep_freed_memory
-from vanilla_transformer.options import option
+from vanilla_transformer.options import option, refuse_unused
 
 from .command_line import explaining_errors, make_argument_parser, settled_bars
 
@@ -55,10 +57,16 @@ if TYPE_CHECKING:
 
 Method = Literal["bootstrap", "approximate_randomization"]
 _LIBRARIES = ("transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score", "ctranslate2")
+_NEEDS = {
+    **GLOSSARY_NEEDS,
+    "compare": {"compare_method", "compare_samples", "compare_seed"},
+    "model_name_or_path": {"glossary", "max_target_length", "num_beams"},
+    "output_dir": {"overwrite"},
+}
 
 
 @dataclass
-class EvaluationArguments(EngineArguments):
+class EvaluationArguments(GlossaryArguments, EngineArguments):
     """What to score or compare, on which sentence pairs."""
 
     model_name_or_path: str = option(MODELS, "", nargs="+")
@@ -106,6 +114,8 @@ class EvaluationArguments(EngineArguments):
             raise ValueError(f"Give exactly one of --builtin_corpus, --test_file and --dataset_name; got {found}.")
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
+        needs_test_set = {} if self.test_sets else {"test_file": {"drop_empty_lines", "max_samples"}}
+        refuse_unused(self, _NEEDS | needs_test_set)
 
     @property
     def test_sets(self) -> list[str]:
@@ -311,6 +321,7 @@ def translate_share(
 
     own = processes.share(len(sources))
     options = get_limits(arguments, own, processes, "translating") | generate_kwargs
+    options |= arguments.find_glossary(model, arguments.source_lang)
     options |= {"source_prefix": arguments.find_prefix(model), "max_batch_tokens": arguments.max_batch_tokens}
     start = time.perf_counter()
     hypotheses = translate(model, tokenizer, sources[own.start : own.stop], **options)

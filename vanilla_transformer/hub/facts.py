@@ -283,6 +283,8 @@ class ModelFolder:
                 notes.append(f"{part} data")
         if arguments.get("max_samples"):
             notes.append(f"first {format_value(arguments['max_samples'])} pairs")
+        if arguments.get("glossary"):
+            notes.append("with a glossary")
         note = ", ".join(notes)
         if arguments.get("builtin_corpus"):
             sides = "-".join(self.languages) if self.languages and not self.directions else None
