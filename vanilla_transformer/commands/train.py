@@ -6,7 +6,7 @@ r"""Trains a Transformer on pairs of texts, or fine-tunes one, with transformers
     vanilla-transformer train --recipe paper --preset base --train_file ... --output_dir out/base
     vanilla-transformer train --task summarization --preset small --dataset_name user/articles --output_dir out/short
     vanilla-transformer train --model_name_or_path out/general --train_file domain.tsv --train_file general.tsv \
-        --dataset_weights 1 1 --output_dir out/domain
+        --dataset_weights 1 1 --learning_rate 5e-5 --warmup_steps 100 --output_dir out/domain
     vanilla-transformer train --preset small --lang_pairs en-de en-fr --both_directions true --train_file train.en \
         train.de --train_file multi.en multi.fr --output_dir out/many
     vanilla-transformer train my_arguments.yaml
