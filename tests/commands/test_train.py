@@ -450,6 +450,7 @@ class TestStreaming:
         ({"average_checkpoints": 2, "load_best_model_at_end": True}, "two different models at the end"),
         ({"average_checkpoints": -1}, "average_checkpoints=-1: must not be negative"),
         ({"streaming_window": 0}, "streaming_window=0: must be at least 1"),
+        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy=sequential has no effect"),
     ],
 )
 def test_impossible_wishes_are_refused(
@@ -464,6 +465,22 @@ def test_a_training_that_diverges_ends_with_a_message(settings: dict[str, Any]) 
     with pytest.raises(SystemExit, match="The training has diverged: at update 3 the gradient norm is nan"):
         run({**settings, "learning_rate": 1e30, "eval_strategy": "no"})
     assert not (Path(settings["output_dir"]) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_corpus_of_which_nothing_fits_into_a_batch_is_an_error_in_a_line(
+    settings: dict[str, Any], streaming: bool
+) -> None:
+    settings |= {"max_source_tokens": 1, "eval_strategy": "no", "save_strategy": "no", "max_steps": 2}
+    with pytest.raises(SystemExit, match=r"max_source_tokens=1 (and|or) max_target_tokens=1"):
+        run({**settings, "streaming": streaming})
+
+
+def test_a_learned_table_of_positions_is_as_long_as_the_texts(settings: dict[str, Any], refuse: Refuse) -> None:
+    learned = f"{settings['config_overrides']},position_embedding_type=learned"
+    said = refuse(command_line(settings, config_overrides=learned, max_target_length=40))
+    assert "max_source_length=256: the model reads at most 128 tokens" in said
+    assert not Path(settings["output_dir"]).exists()
 
 
 def test_a_named_checkpoint_that_is_damaged_is_refused(settings: dict[str, Any], refuse: Refuse) -> None:

@@ -22,7 +22,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainingArguments, set_seed
+from transformers import (
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    MarianConfig,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    set_seed,
+)
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import IntervalStrategy
 
@@ -31,7 +39,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.tasks import record_directions
+from vanilla_transformer.tasks import TRANSLATION, record_directions
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.checkpoints import CheckpointError
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
@@ -40,8 +48,10 @@ from vanilla_transformer.training.setup import (
     build_config,
     build_model,
     build_trainer,
+    check_lengths,
     check_output_dir,
     check_special_tokens,
+    check_validation,
     claim_output_dir,
     load_or_train_tokenizer,
     parse_overrides,
@@ -640,6 +650,53 @@ class TestSpecialTokens:
         with pytest.raises(ValueError, match=message):
             check_special_tokens(self.make(**tokens))
         check_special_tokens(TOKENIZER)
+
+
+def test_a_search_that_is_given_for_validating_stays(tmp_path: Path) -> None:
+    """The library takes it from the arguments, after the trainer was given the model."""
+    search = GenerationConfig(num_beams=3, max_new_tokens=7, eos_token_id=EOS, pad_token_id=PAD)
+    trainer = make_trainer(tmp_path, generation_config=search, generation_num_beams=None, num_train_epochs=1)
+    for act in (trainer.evaluate, trainer.train):
+        act()
+        found = trainer.model.generation_config
+        assert (found.num_beams, found.max_new_tokens, found.max_length) == (3, 7, None)
+
+
+@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
+def test_a_schedule_by_a_metric_needs_validation_data(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"lr_scheduler_type={name} needs validation data"):
+        check_validation(make_arguments(tmp_path, lr_scheduler_type=name))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric_for_best_model": "chrff"}, "metric_for_best_model=chrff: must be one of .*chrf, .*gen_len"),
+        ({"metric_for_best_model": "eval_blue"}, "metric_for_best_model=eval_blue: must be one of"),
+        ({"metric_for_best_model": "rougeL"}, "metric_for_best_model=rougeL: must be one of"),
+        ({"metric_for_best_model": "gen_len", "predict_with_generate": False}, "gen_len needs predict_with_generate"),
+    ],
+    ids=str,
+)
+def test_what_is_not_measured_chooses_no_checkpoint(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_arguments(tmp_path, **given).choose_metric(TRANSLATION)
+    for name in ("loss", "eval_loss", "perplexity", "bleu", "eval_chrf", "gen_len"):
+        make_arguments(tmp_path, metric_for_best_model=name).choose_metric(TRANSLATION)
+
+
+@pytest.mark.parametrize("kind", ["own", "Marian"])
+def test_texts_longer_than_a_models_positions_are_refused(kind: str) -> None:
+    settings: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 100}
+    own = VanillaTransformerConfig(**settings, position_embedding_type="learned")
+    config = MarianConfig(**settings) if kind == "Marian" else own
+    lengths: dict[str, Any] = {"max_source_length": 100, "max_target_length": 101}
+    with pytest.raises(ValueError, match=r"max_target_length=101: .* at most 100 tokens"):
+        check_lengths(config, DataArguments(train_file=["a.tsv"], **lengths))
+    for each in (config, VanillaTransformerConfig(**settings), T5Config(vocab_size=99)):
+        longest = 100 if each is config else 2000
+        data = DataArguments(train_file=["a.tsv"], max_source_length=longest, max_target_length=longest)
+        check_lengths(each, data)
 
 
 def test_a_model_in_16_bits_is_trained_in_32(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 import tiny_trainer
 import torch
 from datasets import Dataset, IterableDataset
+from library_models import make_marian
 from safetensors.torch import load_file, save_file
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, TrainerCallback, set_seed
 
@@ -32,6 +33,7 @@ from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.data.tokenizer_training import train_tokenizer
 from vanilla_transformer.training.arguments import DataArguments, TranslationTrainingArguments
 from vanilla_transformer.training.callbacks import StopEarly
+from vanilla_transformer.training.checkpoints import CheckpointError
 from vanilla_transformer.training.records import explain_choice
 from vanilla_transformer.training.setup import build_trainer, settle_training_arguments
 from vanilla_transformer.training.trainer import TranslationTrainer
@@ -173,6 +175,25 @@ def test_a_run_goes_on_within_a_later_epoch_and_at_its_end(tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "broken")
 
 
+def test_a_run_that_goes_on_logs_and_saves_as_often_as_it_is_asked_now(tmp_path: Path) -> None:
+    make_trainer(tmp_path, max_steps=2, save_total_limit=9, **EACH_STEP).train()
+    changes = {"max_steps": 8, "save_strategy": "steps", "save_steps": 3, "logging_steps": 2, "save_total_limit": 9}
+    trainer = make_trainer(tmp_path, **changes)
+    trainer.train(resume_from_checkpoint=True)
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (1, 2, 3, 6, 8)}
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [1, 2, 4, 6, 8]
+
+
+def test_a_run_that_skips_no_data_may_have_epochs_of_another_length(tmp_path: Path) -> None:
+    make_trainer(tmp_path, num_train_epochs=1, **EACH_STEP).train()
+    changes = {"num_train_epochs": 3, "max_source_tokens": 2 * BUDGET, **EACH_STEP}
+    trainer = make_trainer(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match="cannot be counted as epochs"):
+        trainer.train(resume_from_checkpoint=True)
+    trainer = make_trainer(tmp_path, **changes, ignore_data_skip=True)
+    assert trainer.train(resume_from_checkpoint=True).global_step > 3
+
+
 def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no whole checkpoint"):
         make_trainer(tmp_path).train(resume_from_checkpoint=True)
@@ -254,9 +275,15 @@ class TestCounts:
 
     @pytest.mark.parametrize("batch_size", [1, 7])
     @pytest.mark.parametrize("generate", [False, True])
-    def test_the_evaluation_loss_is_a_mean_over_tokens(self, tmp_path: Path, batch_size: int, generate: bool) -> None:
-        rows, model = make_rows(23), make_model()
-        settings = {"per_device_eval_batch_size": batch_size, "predict_with_generate": generate}
+    @pytest.mark.parametrize("kind", ["own", "Marian"])
+    def test_the_evaluation_loss_is_a_mean_over_tokens(
+        self, tmp_path: Path, batch_size: int, generate: bool, kind: str
+    ) -> None:
+        """And without smoothing, which is the library's for models that have none of their own."""
+        rows = make_rows(23)
+        model: Any = make_model() if kind == "own" else make_marian(vocab_size=len(TOKENIZER))
+        settings: dict[str, Any] = {"per_device_eval_batch_size": batch_size, "predict_with_generate": generate}
+        settings |= {"label_smoothing_factor": 0.0 if kind == "own" else 0.3}
         settings |= {"generation_max_length": 5, "load_best_model_at_end": False}
         trainer = make_trainer(tmp_path, model=model, eval_dataset=Dataset.from_list(rows), **settings)
         metrics = trainer.evaluate()
@@ -453,6 +480,18 @@ class TestEarlyEnds:
         self.train(tmp_path / "sooner", [5.0, 4.0, 3.0], average_checkpoints=3, save_steps=5)
         assert [path.name for path in (tmp_path / "sooner").glob("checkpoint-*")] == ["checkpoint-3"]
         assert (tmp_path / "sooner" / "averaged" / "model.safetensors").is_file()
+
+    @pytest.mark.parametrize("scores", [[1.0, 5.0, 4.0, 3.0], [*range(8), 6.5]], ids=["early", "at the end"])
+    def test_a_run_that_saves_the_best_only_has_its_last_one_too(self, scores: list[float], tmp_path: Path) -> None:
+        """By it, the same command sees that the training has ended."""
+        settings = {"save_strategy": "best", "load_best_model_at_end": True}
+        first = self.train(tmp_path, scores, **settings)
+        best, last = first.state.best_global_step or 0, first.state.global_step
+        assert 0 < best < last
+        assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{best}", f"checkpoint-{last}"}
+        again = self.train(tmp_path, [], **settings)
+        assert again.state.global_step == last
+        assert same_weights(again.model, first.model)
 
     def test_a_run_that_has_ended_early_trains_no_more(self, tmp_path: Path) -> None:
         first = self.train(tmp_path, [1.0, 5.0, 4.0, 3.0])

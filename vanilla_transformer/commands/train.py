@@ -75,6 +75,7 @@ from vanilla_transformer.training.setup import (
     build_config,
     build_model,
     build_trainer,
+    check_lengths,
     check_model_arguments,
     check_output_dir,
     check_special_tokens,
@@ -89,7 +90,7 @@ from vanilla_transformer.training.setup import (
     settle_prefix,
     settle_training_arguments,
 )
-from vanilla_transformer.training.trainer import TranslationTrainer
+from vanilla_transformer.training.trainer import DataError, TranslationTrainer
 
 from .command_line import INTERRUPTED, USAGE, check_spelling, parser_options, settled_bars
 
@@ -236,6 +237,7 @@ def prepare(
             where = model_arguments.model_name_or_path or model_arguments.config_name
             name = f" ({config.architectures[0]})" if config.architectures else ""
             raise ValueError(f"{where} holds a single-stack model{name}; this command trains encoder-decoder models.")
+        check_lengths(config, data_arguments)
         if directions:
             record_directions(config, directions)
         elif langs is None or getattr(config, "langs", langs) is not None:  # else it has several pairs, and keeps them
@@ -433,7 +435,7 @@ def main(argv: list[str] | None = None) -> None:
         with settled_bars(arguments), ExitStack() as held:
             run = set_up(parser, held, *wishes)
             train(run)
-    except (CheckpointError, FloatingPointError, OSError) as error:
+    except (CheckpointError, DataError, FloatingPointError, OSError) as error:
         raise SystemExit(str(error)) from error
     except KeyboardInterrupt:
         if run is not None:

@@ -368,6 +368,11 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"train_sampling_strategy={self.train_sampling_strategy!r}: must be one of {', '.join(known)}."
             )
+        if self.max_source_tokens is not None and self.train_sampling_strategy != "group_by_length":
+            raise ValueError(
+                f"train_sampling_strategy={self.train_sampling_strategy} has no effect with max_source_tokens: its "
+                "batches are of similar lengths, and come in a random order."
+            )
         if self.metric_for_best_model and self.greater_is_better is None:
             self.greater_is_better = not self.metric_for_best_model.endswith(LOWER_IS_BETTER)
         super().__post_init__()
@@ -377,15 +382,17 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             self.save_total_limit = needed
 
     def choose_metric(self, task: Task) -> None:
-        """Chooses the best checkpoint by the task's score if the user named none; another task's score is refused."""
+        """Chooses the best checkpoint by the task's score if the user named none; refuses what is not measured."""
         if self.is_best_by_task:
             self.metric_for_best_model = task.best_by
-        known = {score for each in TASKS.values() for score in each.scores}
-        chosen = (self.metric_for_best_model or "").removeprefix("eval_")
-        if chosen in known and not self.predict_with_generate:
+        if self.metric_for_best_model is None:
+            return
+        chosen, generated = self.metric_for_best_model.removeprefix("eval_"), (*task.scores, "gen_len")
+        if chosen in generated and not self.predict_with_generate:
             raise ValueError(f"metric_for_best_model={self.metric_for_best_model} needs predict_with_generate.")
-        if chosen in known - {*task.scores}:
+        known = (*generated, "loss", "perplexity")
+        if chosen not in known:
             raise ValueError(
-                f"metric_for_best_model={self.metric_for_best_model}: task {task.name} has {', '.join(task.scores)}, "
-                "loss and perplexity."
+                f"metric_for_best_model={self.metric_for_best_model}: must be one of {', '.join(known)}, which are "
+                f"measured of the task {task.name}."
             )

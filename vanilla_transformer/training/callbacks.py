@@ -30,6 +30,11 @@ class KeepGenerationConfig(TrainerCallback):
     def __init__(self, generation_config: GenerationConfig) -> None:
         self.generation_config = generation_config
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Takes the config as it is now: the Trainer has given it the tokenizer's special tokens."""
+        model = kwargs["model"]
+        self.generation_config = copy.deepcopy(getattr(model, "module", model).generation_config)
+
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Puts the config back as it was."""
         model = kwargs.get("model")

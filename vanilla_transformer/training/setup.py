@@ -25,7 +25,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.utils import logging
 
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
@@ -39,6 +39,7 @@ from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
+from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
@@ -137,6 +138,22 @@ def check_validation(arguments: TranslationTrainingArguments) -> None:
         raise ValueError("early_stopping_patience needs validation data.")
     if arguments.save_strategy == SaveStrategy.BEST:
         raise ValueError("save_strategy=best needs validation data.")
+    if arguments.lr_scheduler_type in _SCHEDULES_BY_METRIC:
+        raise ValueError(f"lr_scheduler_type={SchedulerType(arguments.lr_scheduler_type).value} needs validation data.")
+
+
+def check_lengths(config: PreTrainedConfig, arguments: DataArguments) -> None:
+    """Refuses texts that may be longer than a model's table of positions."""
+    is_own = config.model_type == VanillaTransformerConfig.model_type
+    positions = count_learned_positions(config) if is_own else getattr(config, "max_position_embeddings", None)
+    lengths = dict(zip(("max_source_length", "max_target_length"), arguments.lengths, strict=True))
+    if positions is not None and (
+        longer := [f"{name}={length}" for name, length in lengths.items() if length > positions]
+    ):
+        raise ValueError(
+            f"{' and '.join(longer)}: the model reads at most {positions} tokens, by its table of positions. Give no "
+            "more than these."
+        )
 
 
 def load_or_train_tokenizer(
@@ -393,7 +410,6 @@ def build_trainer(
             tokenizer, task, bleu_tokenize=bleu_tokenize, remove_bpe=data_arguments.remove_bpe
         )
     callbacks: list[TrainerCallback] = [
-        KeepGenerationConfig(copy.deepcopy(model.generation_config)),
         RecordWorldSize(streaming=not isinstance(corpora["train"], Dataset)),
         WarnOfWarmup(),
         WriteCurves(),
@@ -425,6 +441,8 @@ def build_trainer(
         callbacks=callbacks,
         train_lengths=train_lengths,
     )
+    # Now, since the trainer may have given the model another one (`generation_config` of the arguments).
+    trainer.add_callback(KeepGenerationConfig(copy.deepcopy(model.generation_config)))
     use_token_progress(trainer)
     return trainer
 

@@ -17,7 +17,7 @@ from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, TrainOutput, seed_worker
 
@@ -40,6 +40,10 @@ from .token_losses import RowLoss, make_inputs_for_logits, sum_token_losses
 
 # Where a checkpoint's state says what led to it: pairs, tokens and seconds.
 _SPENT = "TranslationTrainer"
+
+
+class DataError(ValueError):
+    """The training data cannot be trained on."""
 
 
 class _SetEpoch(TrainerCallback):
@@ -131,13 +135,19 @@ class TranslationTrainer(PushingTrainer):
     # Batches
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns this process's training batches."""
+        """Returns this process's training batches; a `DataError` if there are none."""
         if self.stream is not None:
             collate = self._get_collator_with_removed_columns(self.data_collator)
             return DataLoader(self.stream, batch_size=None, collate_fn=collate, **self._loader_settings())
         if getattr(self.args, "max_source_tokens", None) is None:
             return super().get_train_dataloader()
-        return self._token_dataloader()
+        with _blaming_data():
+            return self._token_dataloader()
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """The batches of an update; a `DataError` if they cannot be read."""
+        with _blaming_data():
+            return super().get_batch_samples(*args, **kwargs)
 
     def _loader_settings(self) -> dict[str, Any]:
         names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
@@ -252,9 +262,15 @@ class TranslationTrainer(PushingTrainer):
             num_train_epochs = self._resumed_step // num_update_steps_per_epoch
         return (num_train_epochs, num_update_steps_per_epoch, *others)
 
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> Any:
+        """Begins or resumes as the library does, but logs, validates and saves as often as the arguments say now."""
+        place = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        return place
+
     def _check_epochs(self, updates: int) -> None:
         """Refuses to count a checkpoint's updates as epochs of another number of `updates`."""
-        if self.args.max_steps > 0 or not self._resumed_epoch:
+        if self.args.max_steps > 0 or self.args.ignore_data_skip or not self._resumed_epoch:
             return
         before = self._resumed_step / self._resumed_epoch
         if abs(before - updates) >= 1:
@@ -265,10 +281,13 @@ class TranslationTrainer(PushingTrainer):
                 "(--max_steps)."
             )
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
         """Ends as the library does, but keeps the last checkpoint, by which the same command sees that it has ended."""
+        step, is_last_saved = self.state.global_step, self.state.best_global_step == self.state.global_step
+        if self.args.save_strategy == SaveStrategy.BEST and step > self._resumed_step and not is_last_saved:
+            self._save_checkpoint(self.model_wrapped, trial)
         with _put_away(self.args, "save_total_limit"):
-            return super()._finalize_training(*args, **kwargs)
+            return super()._finalize_training(trial, *args, **kwargs)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of missing weights as the library does, but not of other names of those that were loaded."""
@@ -470,13 +489,14 @@ class TranslationTrainer(PushingTrainer):
         return is_best
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluates one batch, and keeps the sum of its tokens' losses."""
+        """Evaluates one batch, without smoothing its labels, and keeps the sum of its tokens' losses."""
         if "labels" in inputs:
             inputs = {**inputs, "labels": self._ignore_repeats(inputs["labels"])}
         # Else the library may divide by the tokens of all processes' batches instead of this one's.
         accepts_loss_kwargs, self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs, False
         try:
-            loss, predictions, labels = super().prediction_step(model, inputs, *args, **kwargs)
+            with _put_away(self, "label_smoother"):
+                loss, predictions, labels = super().prediction_step(model, inputs, *args, **kwargs)
         finally:
             self.model_accepts_loss_kwargs = accepts_loss_kwargs
         if loss is not None and "labels" in inputs:
@@ -515,14 +535,23 @@ class TranslationTrainer(PushingTrainer):
 
 
 @contextmanager
-def _put_away(arguments: TrainingArguments, name: str) -> Iterator[None]:
-    """Hides an argument from the library for a while."""
-    value = getattr(arguments, name)
-    setattr(arguments, name, None)
+def _put_away(holder: Any, name: str) -> Iterator[None]:
+    """Hides an argument, or what else its holder has, from the library for a while."""
+    value = getattr(holder, name)
+    setattr(holder, name, None)
     try:
         yield
     finally:
-        setattr(arguments, name, value)
+        setattr(holder, name, value)
+
+
+@contextmanager
+def _blaming_data() -> Iterator[None]:
+    """Tells what readers and batches refuse from other errors of a training."""
+    try:
+        yield
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 @contextmanager
