@@ -253,6 +253,9 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
     assert "BLEU was scored with 13a and zh; choose one with --bleu_tokenize" in refuse("--compare", *folders)
     evaluate(*arguments, "--overwrite", "--lowercase", "--bleu_tokenize", "char")
     assert "|case:lc|eff:no|tok:char|" in read_json(tmp_path / "out", "comparison.json")["bleu_signature"]
+    broken = Path(folders[1], "metrics.json")
+    broken.write_text(broken.read_text()[:99])
+    assert f"--compare: {broken} is damaged" in refuse(*arguments, "--overwrite")
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_script_must_know_the_sides(script: ModuleType, corpus: Path, capsys: py
 
 
 def test_script_keeps_what_the_folder_holds(
-    script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--files", f"{corpus}/train.en", "--output_dir", f"{corpus}/out", "--vocab_size"]
     (corpus / "out").mkdir()
@@ -300,6 +300,15 @@ def test_script_keeps_what_the_folder_holds(
     script.main([*arguments, "270", "--overwrite_output_dir"])
     assert len(VanillaTransformerTokenizer.from_pretrained(corpus / "out")) == 270
     assert (corpus / "out" / "notes.txt").read_text() == "mine"
+    before = (corpus / "out" / "tokenizer.json").read_bytes()
+
+    def fill_disk(_: Any, folder: str) -> None:
+        Path(folder, "tokenizer.json").write_text("{")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(VanillaTransformerTokenizer, "save_pretrained", fill_disk)
+    assert "No space left" in failure(script, [*arguments, "272", "--overwrite_output_dir"], capsys)
+    assert (corpus / "out" / "tokenizer.json").read_bytes() == before
 
 
 def test_script_explains_errors(script: ModuleType, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

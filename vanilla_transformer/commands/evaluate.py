@@ -169,11 +169,14 @@ def read_records(arguments: EvaluationArguments) -> list[dict[str, Any]]:
     from transformers import AutoConfig
 
     from vanilla_transformer.export.ctranslate2_model import is_exported_to_ctranslate2, read_exported_config
-    from vanilla_transformer.files import explain_missing_model
+    from vanilla_transformer.files import explain_missing_model, read_json
 
     if arguments.compare:
         files = [path for path in (Path(name, "metrics.json") for name in arguments.compare) if path.is_file()]
-        return [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        records = [read_json(path) for path in files]
+        if broken := [str(path) for path, record in zip(files, records, strict=True) if not isinstance(record, dict)]:
+            raise ValueError(f"--compare: {', '.join(broken)} is damaged: delete it, or evaluate again.")
+        return records
     if is_exported_to_ctranslate2(arguments.model_name_or_path):
         return [read_exported_config(arguments.model_name_or_path)]
     source = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
@@ -362,6 +365,8 @@ def describe_model(folder: Path) -> dict[str, Any]:
 
 def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArguments, argv: list[str] | None) -> None:
     """Writes the results as JSON, with what another machine needs to know to repeat the run."""
+    from vanilla_transformer.files import new_file
+
     versions = {"python": platform.python_version()}
     for name in ("vanilla-transformer", *_LIBRARIES):
         with suppress(PackageNotFoundError):
@@ -369,7 +374,8 @@ def write_report(path: Path, results: dict[str, Any], arguments: EvaluationArgum
     command = shlex.join(["vanilla-transformer", "evaluate", *(sys.argv[1:] if argv is None else argv)])
     surroundings = {"command": command, "versions": versions, "machine": platform.platform()}
     report = results | {"arguments": asdict(arguments)} | surroundings
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with new_file(path, overwrite=True) as partial_file:
+        partial_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:

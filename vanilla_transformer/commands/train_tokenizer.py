@@ -180,6 +180,7 @@ def describe(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> str:
 def run(arguments: TokenizerArguments) -> None:
     """Trains the tokenizer, saves it and shows what it does."""
     logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    from vanilla_transformer.files import replacing_files
     from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
     output_dir = Path(arguments.output_dir)
@@ -191,7 +192,8 @@ def run(arguments: TokenizerArguments) -> None:
         raise FileExistsError(f"{output_dir} is a file; --output_dir must be a folder.")
     texts = load_texts(arguments)
     tokenizer = train(arguments, texts)
-    tokenizer.save_pretrained(output_dir)
+    with replacing_files(output_dir) as partial_folder:
+        tokenizer.save_pretrained(partial_folder)
     if arguments.separate_vocabularies:
         print(f"{len(tokenizer):,} source and {tokenizer.target_vocab_size:,} target tokens, saved to {output_dir}")
     else:
