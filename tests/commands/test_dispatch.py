@@ -117,12 +117,15 @@ class TestEveryCommand:
 
 
 def test_python_runs_the_package_and_knows_its_models(tmp_path: Path) -> None:
-    """With a command that works, everything is registered as for everybody else."""
+    """With a command that works, everything is registered as for everybody else; translating waits for no datasets."""
     (tmp_path / "config.json").write_text('{"model_type": "vanilla_transformer"}')
-    words = ["export", "--model_name_or_path", str(tmp_path), "--format", "onnx", "--output_dir", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "vanilla_transformer", *words]
+    (tmp_path / "source.txt").write_text("a")
+    words = ["translate", "--model_name_or_path", str(tmp_path), "--input_file", str(tmp_path / "source.txt")]
+    command = [sys.executable, "-X", "importtime", "-m", "vanilla_transformer", *words]
     done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, text=True)
     assert done.returncode == 2
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert {"torch", "transformers"} == {"torch", "transformers", "datasets", "pandas"} & imported
     assert "no file named model.safetensors" in done.stderr
     assert "Traceback" not in done.stderr
 

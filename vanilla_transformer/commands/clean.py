@@ -181,4 +181,5 @@ main = make_main(
     run,
     "Interrupted: the same command goes on with what was not finished.",
     divides_work=True,
+    reads_datasets=True,
 )

@@ -160,15 +160,18 @@ def explaining_errors(
 
 
 @contextmanager
-def settled_bars(arguments: Any) -> Iterator[None]:
-    """Lets the libraries draw progress bars on a terminal only, and none with --disable_tqdm."""
+def settled_bars(arguments: Any, *, reads_datasets: bool = False) -> Iterator[None]:
+    """Lets the libraries draw progress bars on a terminal only, and none with --disable_tqdm.
+
+    Only a command that reads with datasets waits for that library, the better part of a second.
+    """
     if sys.stderr.isatty() and not getattr(arguments, "disable_tqdm", False):
         yield
         return
     from transformers.utils import logging as bars
 
     switches = [(bars.is_progress_bar_enabled(), bars.disable_progress_bar, bars.enable_progress_bar)]
-    if hasattr(arguments, "disable_tqdm"):  # the other commands need not wait for datasets
+    if reads_datasets:
         from datasets import utils
 
         switches += [(not utils.are_progress_bars_disabled(), utils.disable_progress_bars, utils.enable_progress_bars)]
@@ -188,6 +191,7 @@ def make_main(
     interrupted: str = "Interrupted.",
     *,
     divides_work: bool = False,
+    reads_datasets: bool = False,
 ) -> Callable[..., None]:
     """Makes a command's `main(argv)`: it parses the arguments (`argv`, else the command line's) and runs with them."""
 
@@ -196,7 +200,7 @@ def make_main(
         keep_freed_memory()
         with explaining_errors(parser, interrupted, divides_work=divides_work):
             parsed = parser.parse_args_into_dataclasses(argv)
-            with settled_bars(parsed[0]):
+            with settled_bars(parsed[0], reads_datasets=reads_datasets):
                 run(*parsed)
 
     main.__module__ = run.__module__

@@ -415,5 +415,5 @@ def main(argv: list[str] | None = None) -> None:
     keep_freed_memory()
     with explaining_errors(parser, divides_work=True):
         (arguments,) = parser.parse_args_into_dataclasses(argv)
-        with settled_bars(arguments):
+        with settled_bars(arguments, reads_datasets=True):
             run(arguments, argv)

@@ -432,7 +432,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         # Without a bar, each log is a line.
         arguments.disable_tqdm = arguments.disable_tqdm or not sys.stderr.isatty()
-        with settled_bars(arguments), ExitStack() as held:
+        with settled_bars(arguments, reads_datasets=True), ExitStack() as held:
             run = set_up(parser, held, *wishes)
             train(run)
     except (CheckpointError, DataError, FloatingPointError, OSError) as error:

@@ -205,4 +205,4 @@ def run(arguments: TokenizerArguments) -> None:
 
 
 make_parser = partial(make_argument_parser, TokenizerArguments, __doc__)
-main = make_main(make_parser, run)
+main = make_main(make_parser, run, reads_datasets=True)
