@@ -318,7 +318,7 @@ class TestArguments:
             arguments = choose(task, **options)
             assert arguments.metric_for_best_model == expected
             assert expected in (None, "loss") or arguments.greater_is_better
-        message = "metric_for_best_model=bleu: task summarization has rouge1, rouge2, rougeL"
+        message = "metric_for_best_model=bleu: must be one of rouge1, rouge2, rougeL"
         with pytest.raises(ValueError, match=message):
             choose("summarization", metric_for_best_model="bleu")
 

@@ -18,8 +18,9 @@ from vanilla_transformer.commands.serve import ServingArguments, load_translator
 from vanilla_transformer.hub.card import build_model_card
 from vanilla_transformer.tasks import record_directions
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments
+from vanilla_transformer.training.checks import check_target_tokens
 from vanilla_transformer.training.examples import load_corpora
-from vanilla_transformer.training.setup import check_target_tokens, settle_directions, settle_prefix
+from vanilla_transformer.training.setup import settle_directions, settle_prefix
 
 pipeline: Any = pipelines.pipeline  # its types know only the tasks that the library has itself
 pytestmark = pytest.mark.usefixtures("no_curves")

@@ -4,7 +4,6 @@ import copy
 import io
 import itertools
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import (
     DataCollatorForSeq2Seq,
     GenerationConfig,
-    MarianConfig,
     PreTrainedTokenizerFast,
-    Seq2SeqTrainingArguments,
-    T5Config,
     set_seed,
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -42,17 +38,13 @@ from vanilla_transformer import (
 from vanilla_transformer.tasks import TRANSLATION, record_directions
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from vanilla_transformer.training.checkpoints import CheckpointError
+from vanilla_transformer.training.checks import check_special_tokens
 from vanilla_transformer.training.examples import load_corpora, tokenize_pairs
+from vanilla_transformer.training.output_folder import claim_output_dir
 from vanilla_transformer.training.setup import (
-    ARGUMENTS_FILE,
     build_config,
     build_model,
     build_trainer,
-    check_lengths,
-    check_output_dir,
-    check_special_tokens,
-    check_validation,
-    claim_output_dir,
     load_or_train_tokenizer,
     parse_overrides,
     settle_languages,
@@ -505,7 +497,8 @@ class TestTokenizing:
         assert config.decoder_vocab_size == tokenizer.target_vocab_size
         assert (config.bos_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 2, 1)
         assert config.pad_token_id == max(processor.get_piece_size() for processor in theirs)
-        claim_output_dir(tmp_path / "run", both, TestOutputDir.DATA, make_arguments(tmp_path / "run"), tokenizer)
+        data = DataArguments(train_file=["train.en", "train.de"])
+        claim_output_dir(tmp_path / "run", both, data, make_arguments(tmp_path / "run"), tokenizer)
         for name, file in zip(("source.spm", "target.spm"), files, strict=True):
             assert (tmp_path / "run" / name).read_bytes() == Path(file).read_bytes()
         shared = ModelArguments(preset="tiny", tokenizer_name=files[1])
@@ -514,91 +507,6 @@ class TestTokenizing:
         folder = ModelArguments(preset="tiny", tokenizer_name=f"{tmp_path}/folder", target_tokenizer_name=files[1])
         with pytest.raises(ValueError, match=r"target\.model is for two \.model files .*, and .* is no file"):
             load_or_train_tokenizer(folder, dataset, tmp_path)
-
-
-class TestOutputDir:
-    DATA = DataArguments(train_file=["train.en", "train.de"])
-
-    def claim(self, folder: Path, model: ModelArguments = TINY, data: DataArguments = DATA, **changes: Any) -> None:
-        claim_output_dir(folder, model, data, make_arguments(folder, **changes), TOKENIZER)
-
-    def test_a_new_folder_is_marked_with_the_arguments(self, tmp_path: Path) -> None:
-        folder = tmp_path / "a" / "b"
-        check_output_dir(folder, TINY, self.DATA)
-        assert not list(tmp_path.iterdir()), "checking writes nothing"
-        for epochs in (3, 5):  # the same run may go on with other training arguments
-            self.claim(folder, num_train_epochs=epochs)
-            recorded = json.loads((folder / ARGUMENTS_FILE).read_text())
-            assert recorded["model"]["preset"] == "tiny"
-            assert recorded["data"]["train_file"] == ["train.en", "train.de"]
-            assert recorded["training"]["num_train_epochs"] == epochs
-            assert (folder / "tokenizer.json").is_file()
-            assert not list(tmp_path.rglob("*partial"))
-            (folder / f"checkpoint-{epochs}").mkdir()
-
-    def test_names_that_are_folders_here_are_recorded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "out" / "base").mkdir(parents=True)
-        monkeypatch.chdir(tmp_path)
-        data = DataArguments(dataset_name="some/corpus")
-        self.claim(tmp_path / "new", model=ModelArguments(model_name_or_path="out/base"), data=data)
-        assert json.loads((tmp_path / "new" / ARGUMENTS_FILE).read_text())["local"] == ["out/base"]
-
-    def test_only_the_process_that_saves_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Seq2SeqTrainingArguments, "should_save", False)
-        self.claim(tmp_path / "new")
-        assert not (tmp_path / "new").exists()
-
-    def test_another_run_is_refused_with_what_differs(self, tmp_path: Path) -> None:
-        self.claim(tmp_path)
-        before = (tmp_path / ARGUMENTS_FILE).read_bytes()
-        data = DataArguments(train_file=["train.en", "train.de"], max_train_samples=9)
-        differences = "preset: 'tiny' there, 'small' now; max_train_samples: None there, 9 now"
-        with pytest.raises(ValueError, match=rf"{tmp_path} holds a run with other arguments \({differences}\)"):
-            self.claim(tmp_path, model=ModelArguments(preset="small"), data=data)
-        assert (tmp_path / ARGUMENTS_FILE).read_bytes() == before
-
-    def test_another_tokenizer_is_refused(self, tmp_path: Path) -> None:
-        """It may be at the same place, made anew."""
-        self.claim(tmp_path)
-        other = VanillaTransformerTokenizer()
-        other.add_tokens(["<x>"])
-        with pytest.raises(ValueError, match=f"{tmp_path} holds a run with another tokenizer"):
-            claim_output_dir(tmp_path, TINY, self.DATA, make_arguments(tmp_path), other)
-
-    def test_a_folder_that_holds_something_else_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.tex").write_text("precious")
-        with pytest.raises(ValueError, match=r"is not empty and has no arguments\.json .*it holds thesis\.tex"):
-            self.claim(tmp_path)
-        with pytest.raises(ValueError, match="is a file"):
-            self.claim(tmp_path / "thesis.tex")
-        assert (tmp_path / "thesis.tex").read_text() == "precious"
-
-
-def test_arguments_that_change_what_a_run_comes_to_are_reported(tmp_path: Path, caplog: Any) -> None:
-    changes: dict[str, Any]
-    for changes in ({}, {"num_train_epochs": 20}, {"learning_rate": 0.5, "seed": 7}):
-        assert not caplog.text
-        arguments = make_arguments(tmp_path, **changes)
-        claim_output_dir(tmp_path, TINY, DataArguments(train_file=["in memory"]), arguments, TOKENIZER)
-    assert "learning_rate from None to 0.5, seed from 42 to 7" in caplog.text
-
-
-@pytest.mark.parametrize("name", [ARGUMENTS_FILE, "tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_file_of_the_run_is_named(tmp_path: Path, name: str) -> None:
-    data = DataArguments(train_file=["in memory"])
-    claim_output_dir(tmp_path, TINY, data, make_arguments(tmp_path), TOKENIZER)
-    path = tmp_path / name
-    path.write_bytes(bytes(path.stat().st_size))
-    tokenizer = partial(load_or_train_tokenizer, TINY, make_dataset(4), tmp_path)
-    read: Any = partial(check_output_dir, tmp_path, TINY, data) if name == ARGUMENTS_FILE else tokenizer
-    with pytest.raises(ValueError, match=f"{name} is missing or damaged: put it back"):
-        read()
-
-
-def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
-    data: dict[str, Any] = {"train_file": ["in memory"], "streaming": True}
-    claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
-    check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, 0.2), ({"label_smoothing_factor": 0.0}, 0.0)], ids=str)
@@ -662,12 +570,6 @@ def test_a_search_that_is_given_for_validating_stays(tmp_path: Path) -> None:
         assert (found.num_beams, found.max_new_tokens, found.max_length) == (3, 7, None)
 
 
-@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
-def test_a_schedule_by_a_metric_needs_validation_data(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"lr_scheduler_type={name} needs validation data"):
-        check_validation(make_arguments(tmp_path, lr_scheduler_type=name))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -683,20 +585,6 @@ def test_what_is_not_measured_chooses_no_checkpoint(given: dict[str, Any], messa
         make_arguments(tmp_path, **given).choose_metric(TRANSLATION)
     for name in ("loss", "eval_loss", "perplexity", "bleu", "eval_chrf", "gen_len"):
         make_arguments(tmp_path, metric_for_best_model=name).choose_metric(TRANSLATION)
-
-
-@pytest.mark.parametrize("kind", ["own", "Marian"])
-def test_texts_longer_than_a_models_positions_are_refused(kind: str) -> None:
-    settings: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 100}
-    own = VanillaTransformerConfig(**settings, position_embedding_type="learned")
-    config = MarianConfig(**settings) if kind == "Marian" else own
-    lengths: dict[str, Any] = {"max_source_length": 100, "max_target_length": 101}
-    with pytest.raises(ValueError, match=r"max_target_length=101: .* at most 100 tokens"):
-        check_lengths(config, DataArguments(train_file=["a.tsv"], **lengths))
-    for each in (config, VanillaTransformerConfig(**settings), T5Config(vocab_size=99)):
-        longest = 100 if each is config else 2000
-        data = DataArguments(train_file=["a.tsv"], max_source_length=longest, max_target_length=longest)
-        check_lengths(each, data)
 
 
 def test_a_model_in_16_bits_is_trained_in_32(tmp_path: Path) -> None:

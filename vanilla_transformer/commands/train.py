@@ -61,6 +61,14 @@ from vanilla_transformer.training.checkpoints import (
     find_problem,
     list_checkpoints,
 )
+from vanilla_transformer.training.checks import (
+    check_lengths,
+    check_special_tokens,
+    check_streaming,
+    check_target_tokens,
+    check_teacher,
+    check_validation,
+)
 from vanilla_transformer.training.examples import (
     Corpora,
     describe_files,
@@ -68,6 +76,7 @@ from vanilla_transformer.training.examples import (
     load_corpora,
     make_regularization,
 )
+from vanilla_transformer.training.output_folder import check_output_dir, claim_output_dir
 from vanilla_transformer.training.pushes import describe_error
 from vanilla_transformer.training.recipe import paper_recipe
 from vanilla_transformer.training.records import close_progress, explain_choice, write_metrics
@@ -75,15 +84,7 @@ from vanilla_transformer.training.setup import (
     build_config,
     build_model,
     build_trainer,
-    check_lengths,
     check_model_arguments,
-    check_output_dir,
-    check_special_tokens,
-    check_streaming,
-    check_target_tokens,
-    check_teacher,
-    check_validation,
-    claim_output_dir,
     load_or_train_tokenizer,
     settle_directions,
     settle_languages,

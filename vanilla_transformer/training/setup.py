@@ -1,11 +1,11 @@
-"""Training with `Seq2SeqTrainer`: data, model, trainer, and resuming where a run was stopped."""
+"""What a training is put together from: tokenizer, configuration, model and trainer, by its arguments."""
 
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -23,45 +23,29 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     TrainerCallback,
-    TrainingArguments,
 )
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
-from transformers.utils import logging
+from transformers.trainer_utils import IntervalStrategy
 
 from vanilla_transformer.conversion.tokenizers.sentencepiece import convert_sentencepiece
 from vanilla_transformer.data.mixtures import StreamMixture
 from vanilla_transformer.data.streams import sample_pairs
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
-from vanilla_transformer.data.vocabularies import get_vocabularies, load_needed_tokenizer
-from vanilla_transformer.files import LOCK_FILE, PARTIAL_FOLDER, explain_missing_model, read_json, replacing_files
 from vanilla_transformer.inference.evaluate import make_compute_metrics
 from vanilla_transformer.inference.loading import is_multilingual, set_languages
 from vanilla_transformer.inference.scores import find_bleu_tokenizer
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
-from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix, get_task
 
 from .arguments import DataArguments, ModelArguments, TranslationTrainingArguments
 from .callbacks import KeepGenerationConfig, MixLengthGroups, ReleaseMemory, ShipCode, StopEarly, WarnOfWarmup
 from .checkpoints import RecordWorldSize
+from .checks import SCHEDULES_BY_METRIC
 from .examples import Corpora, Pair, known_languages, prepare_training_data, stream_batches, tokenize_pairs
+from .output_folder import read_own_file
 from .records import WriteCurves, use_token_progress
 from .trainer import TranslationTrainer
-
-logger = logging.get_logger(__name__)
-
-ARGUMENTS_FILE = "arguments.json"
-# Arguments without which a run that is resumed is not the one that was begun.
-_WATCHED_ARGUMENTS = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("weight_decay", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "seed", "data_seed"),
-    *("max_source_tokens", "max_target_tokens", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    "train_sampling_strategy",
-    *("r_drop", "teacher_model", "teacher_weight"),
-)
-_SCHEDULES_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 
 
 def settle_prefix(model_arguments: ModelArguments, data_arguments: DataArguments) -> str:
@@ -97,17 +81,6 @@ def settle_directions(model_arguments: ModelArguments, data_arguments: DataArgum
     return directions
 
 
-def check_target_tokens(tokenizer: PreTrainedTokenizerBase, directions: Mapping[Pair, str]) -> None:
-    """Refuses a tokenizer that would cut the tokens by which a model of several languages is told the target."""
-    tokens = dict.fromkeys(prefix.strip() for prefix in directions.values() if prefix.startswith("<2"))
-    if missing := [token for token in tokens if tokenizer.tokenize(token) != [token]]:
-        quoted = " ".join(f'"{token}"' for token in missing)
-        raise ValueError(
-            f"lang_pairs: the tokenizer does not have {', '.join(missing)} as a token each. `vanilla-transformer "
-            f"train-tokenizer --added_tokens {quoted}` makes one that has, and so does a training that is given none."
-        )
-
-
 def settle_languages(tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> dict[str, int]:
     """Sets the languages of a multilingual tokenizer (NLLB, M2M100, mBART-50); returns what `generate` needs then."""
     langs = known_languages(arguments)
@@ -119,41 +92,6 @@ def settle_languages(tokenizer: PreTrainedTokenizerBase, arguments: DataArgument
             "spells them."
         )
     return set_languages(tokenizer, source_lang=langs[0], target_lang=langs[1])
-
-
-def check_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a tokenizer that cannot pad, or does not end a target: the model would not learn where to stop."""
-    if missing := [name for name in ("pad_token", "eos_token") if getattr(tokenizer, name) is None]:
-        raise ValueError(f"The tokenizer has no {' and no '.join(missing)}; set them and save it again.")
-    if tokenizer.eos_token_id not in tokenizer(text_target="a", verbose=False)["input_ids"]:
-        raise ValueError(
-            f"The tokenizer does not put its eos_token, {tokenizer.eos_token}, behind a target: without it no model "
-            "learns where to stop. Give the tokenizer a post-processor (TemplateProcessing), and save it again."
-        )
-
-
-def check_validation(arguments: TranslationTrainingArguments) -> None:
-    """Refuses, where there are no validation data, what needs them."""
-    if arguments.early_stopping_patience is not None:
-        raise ValueError("early_stopping_patience needs validation data.")
-    if arguments.save_strategy == SaveStrategy.BEST:
-        raise ValueError("save_strategy=best needs validation data.")
-    if arguments.lr_scheduler_type in _SCHEDULES_BY_METRIC:
-        raise ValueError(f"lr_scheduler_type={SchedulerType(arguments.lr_scheduler_type).value} needs validation data.")
-
-
-def check_lengths(config: PreTrainedConfig, arguments: DataArguments) -> None:
-    """Refuses texts that may be longer than a model's table of positions."""
-    is_own = config.model_type == VanillaTransformerConfig.model_type
-    positions = count_learned_positions(config) if is_own else getattr(config, "max_position_embeddings", None)
-    lengths = dict(zip(("max_source_length", "max_target_length"), arguments.lengths, strict=True))
-    if positions is not None and (
-        longer := [f"{name}={length}" for name, length in lengths.items() if length > positions]
-    ):
-        raise ValueError(
-            f"{' and '.join(longer)}: the model reads at most {positions} tokens, by its table of positions. Give no "
-            "more than these."
-        )
 
 
 def load_or_train_tokenizer(
@@ -171,7 +109,7 @@ def load_or_train_tokenizer(
     if name is None and (Path(output_dir) / "tokenizer_config.json").is_file():
         name = str(output_dir)
         for file_name in ("tokenizer_config.json", "tokenizer.json"):
-            _read_own_file(Path(output_dir) / file_name)
+            read_own_file(Path(output_dir) / file_name)
     target = arguments.target_tokenizer_name
     if name is not None:
         if os.path.isfile(name):
@@ -189,14 +127,6 @@ def load_or_train_tokenizer(
         sizes["target_model_type"] = arguments.target_tokenizer_type
         return train_separate_tokenizer(sources, targets, target_vocab_size=arguments.target_vocab_size, **sizes)
     return train_tokenizer(chain(sources, targets), length=2 * len(pairs), **sizes)
-
-
-def _read_own_file(path: Path) -> dict[str, Any]:
-    """A file that this run wrote when it began."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is missing or damaged: put it back, or begin again in another output_dir.")
-    return content
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
@@ -298,94 +228,6 @@ def build_model(
     return model
 
 
-def check_output_dir(
-    output_dir: str | os.PathLike[str], model_arguments: ModelArguments, data_arguments: DataArguments
-) -> None:
-    """The output folder must be new, or hold an earlier part of a run with the same model and data."""
-    folder = Path(output_dir)
-    marker = folder / ARGUMENTS_FILE
-    if marker.is_file():
-        found = _read_own_file(marker)
-        differences = [
-            f"{name}: {found.get(part, {}).get(name)!r} there, {value!r} now"
-            for part, settings in (("model", model_arguments), ("data", data_arguments))
-            for name, value in asdict(settings).items()
-            # At an empty line the run stopped. What an older version did not know was as it is by default.
-            if name != "drop_empty_lines"
-            and found.get(part, {}).get(name, getattr(type(settings), name, None)) != value
-        ]
-        if differences:
-            raise ValueError(
-                f"{folder} holds a run with other arguments ({'; '.join(differences)}). "
-                "Give the same ones to resume it, or another output_dir."
-            )
-    elif folder.is_file():
-        raise ValueError(f"{folder} is a file. Give another output_dir.")
-    elif folder.exists() and (names := {entry.name for entry in folder.iterdir()} - {PARTIAL_FOLDER, LOCK_FILE}):
-        raise ValueError(
-            f"{folder} is not empty and has no {ARGUMENTS_FILE} of an earlier run; it holds "
-            f"{', '.join(sorted(names)[:5])}. Give another output_dir."
-        )
-
-
-def claim_output_dir(
-    output_dir: str | os.PathLike[str],
-    model_arguments: ModelArguments,
-    data_arguments: DataArguments,
-    training_arguments: TrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    files: Mapping[str, str | int] | None = None,
-) -> None:
-    """Checks the output folder, and marks it as this run's with the arguments, the tokenizer and what is in its files.
-
-    Called once all is known to be good: a folder that was marked before would refuse the command without the mistake.
-    """
-    check_output_dir(output_dir, model_arguments, data_arguments)
-    if not training_arguments.should_save:
-        return
-    names = (model_arguments.model_name_or_path, data_arguments.dataset_name)
-    settings: dict[str, Any] = {
-        "model": asdict(model_arguments),
-        "data": asdict(data_arguments),
-        "training": training_arguments.to_sanitized_dict(),
-        "files": dict(files or {}),
-        "local": [name for name in names if name and os.path.exists(name)],  # and not on the Hub, for the card
-    }
-    marker = Path(output_dir) / ARGUMENTS_FILE
-    _report_changes(marker, settings["training"])
-    begun_with = (read_json(marker) or {}).get("files")
-    if begun_with and files and (changed := sorted({path for path, _ in begun_with.items() ^ files.items()})):
-        raise ValueError(
-            f"{output_dir} holds a run with other data: {', '.join(changed)} changed since. Put the data back to "
-            "resume it, or give another output_dir."
-        )
-    is_resumed = (Path(output_dir) / "tokenizer_config.json").is_file()
-    if is_resumed and get_vocabularies(load_needed_tokenizer(str(output_dir))) != get_vocabularies(tokenizer):
-        raise ValueError(
-            f"{output_dir} holds a run with another tokenizer. Name that one to resume it, or give another output_dir."
-        )
-    with replacing_files(output_dir) as partial:
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-        (partial / ARGUMENTS_FILE).write_text(text, encoding="utf-8")
-        tokenizer.save_pretrained(partial)
-
-
-def _report_changes(marker: Path, training: dict[str, Any]) -> None:
-    """Warns where a run goes on in another way than it began, which is allowed but no longer the same run."""
-    found = (read_json(marker) or {}).get("training", {})
-    changes = [
-        f"{name} from {found[name]} to {training.get(name)}"
-        for name in _WATCHED_ARGUMENTS
-        if name in found and found[name] != training.get(name)
-    ]
-    if changes:
-        logger.warning(
-            f"{marker.parent} began with other arguments; changed: {', '.join(changes)}. The run goes on from its last "
-            "checkpoint and its schedule, but not to the same weights as an unbroken one."
-        )
-
-
 def build_trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -447,52 +289,6 @@ def build_trainer(
     return trainer
 
 
-def check_teacher(
-    name: str,
-    config: PreTrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    prefixes: Mapping[Pair | None, str],
-) -> None:
-    """Refuses a model to learn from that writes other tokens than the one to train, or reads others before sources.
-
-    `prefixes` are what stands before sources, by the pair of languages, or None.
-    """
-    with explain_missing_model(name):
-        teacher: Any = AutoConfig.from_pretrained(name)
-    sizes = [getattr(each, "decoder_vocab_size", None) or each.vocab_size for each in (teacher, config)]
-    if sizes[0] != sizes[1] or get_vocabularies(load_needed_tokenizer(name)) != get_vocabularies(tokenizer):
-        raise ValueError(f"teacher_model={name} has another vocabulary: train with tokenizer_name={name}.")
-    for langs, prefix in prefixes.items():
-        if task is TRANSLATION and langs is None and len(known := find_directions(teacher)) > 1:
-            pairs = ", ".join(map(" to ".join, known))
-            raise ValueError(f"teacher_model={name} translates {pairs}: name source_lang and target_lang.")
-        wanted = find_prefix(teacher, task, langs=langs)
-        if wanted != prefix:
-            where = "" if langs is None else f" of {' to '.join(langs)}"
-            advice = f": give source_prefix={wanted!r}" if len(prefixes) == 1 else ""
-            raise ValueError(
-                f"teacher_model={name} wants {wanted!r} before each source{where}, and here {prefix!r} stands "
-                f"there{advice}."
-            )
-
-
-def check_streaming(data_arguments: DataArguments, arguments: TranslationTrainingArguments) -> None:
-    """Checks that a run with `streaming` has all that a corpus without a known length needs."""
-    if not data_arguments.streaming:
-        return
-    problems = []
-    if arguments.max_source_tokens is None:
-        problems.append("max_source_tokens must be given: its batches are filled by tokens")
-    if arguments.max_steps <= 0:
-        problems.append("max_steps must be given instead of a number of epochs: a stream has no length")
-    for name in ("eval_strategy", "save_strategy"):
-        if getattr(arguments, name) == "epoch":
-            problems.append(f"{name} must be steps or no, not epoch")
-    if problems:
-        raise ValueError(f"streaming: {'; '.join(problems)}.")
-
-
 def settle_training_arguments(
     arguments: TranslationTrainingArguments,
     config: PreTrainedConfig,
@@ -503,7 +299,7 @@ def settle_training_arguments(
 ) -> None:
     """Fills in, in place, what depends on model and data; `validates` says whether there are validation data."""
     arguments.choose_metric(task)
-    if arguments.lr_scheduler_type in _SCHEDULES_BY_METRIC:  # the library's take the lowest value for the best
+    if arguments.lr_scheduler_type in SCHEDULES_BY_METRIC:  # the library's take the lowest value for the best
         mode = "max" if arguments.greater_is_better else "min"
         arguments.lr_scheduler_kwargs = {"mode": mode, **cast(dict[str, Any], arguments.lr_scheduler_kwargs or {})}
     # The model's own loss smooths labels, in training mode only.
