@@ -353,6 +353,14 @@ class TestOut:
         assert not hasattr(found, "length_penalty_type")
         assert settings.length_penalty_type == "gnmt", "the model's own settings stay as they were"  # type: ignore[attr-defined]
 
+    def test_tasks_and_their_prefixes_go_there_and_back(self, tmp_path: Path) -> None:
+        model: Any = make_model()
+        tasks = {"translation_en_to_de": {"prefix": "<de> "}, "translation_en_to_fr": {"prefix": "<fr> "}}
+        model.config.task_specific_params = tasks
+        to_marian(model).save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))["task_specific_params"] == tasks
+        assert convert_marian(str(tmp_path)).model.config.task_specific_params == tasks
+
     def test_a_longer_translation_than_the_table_gets_a_longer_table(self) -> None:
         model: Any = make_model(max_position_embeddings=8, lm_head_bias=True)
         model.generation_config.max_length = 20
@@ -361,6 +369,17 @@ class TestOut:
         assert generate(to_marian(model), input_ids=ids) == generate(model, input_ids=ids)
         marian = to_marian(model.to(torch.bfloat16))
         assert {tensor.dtype for tensor in marian.state_dict().values()} == {torch.bfloat16}
+
+    def test_added_tokens_that_the_librarys_tokenizer_would_write_otherwise_are_refused(self, tmp_path: Path) -> None:
+        tokenizer = train_tokenizer(SENTENCES, vocab_size=300)
+        tokenizer.add_tokens(["<2de>", "größe"])
+        model = make_model(vocab_size=len(tokenizer))
+        with pytest.raises(ConversionError, match=r"its added token 'größe' would be written as 'gr.*e'$"):
+            save_as_marian(model, tokenizer, tmp_path / "model")
+        assert not list(tmp_path.iterdir())
+        tokenizer = train_tokenizer(SENTENCES, vocab_size=300)
+        tokenizer.add_tokens(["<2de>"])
+        save_as_marian(model, tokenizer, tmp_path / "model")
 
     def test_two_vocabularies_of_ours_are_refused_before_anything_is_written(self, tmp_path: Path) -> None:
         tokenizer = train_separate_tokenizer(SENTENCES, GERMAN, vocab_size=300)

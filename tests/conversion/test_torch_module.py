@@ -16,7 +16,7 @@ from torch_tutorial import PAD, assert_same, make_tutorial
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.conversion.errors import ConversionError
-from vanilla_transformer.conversion.systems.marian import save_as_marian
+from vanilla_transformer.conversion.systems.marian import save_as_marian, to_marian
 from vanilla_transformer.conversion.systems.torch_module import TorchTransformer, save_as_torch_nn, to_torch_nn
 from vanilla_transformer.conversion.systems.torch_nn import TorchSettings, convert_torch_nn
 
@@ -193,6 +193,29 @@ def test_what_computes_something_else_is_not_saved(tmp_path: Path, save: Any, ki
         save(model, None, tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     assert save(model, None, tmp_path / "bad", check=False).is_dir()
+
+
+@pytest.mark.parametrize("save", [save_as_torch_nn, save_as_marian])
+def test_adapters_are_to_be_merged_first(tmp_path: Path, save: Any) -> None:
+    peft = pytest.importorskip("peft")
+    wanted = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(random_model(**EQUAL_HEADS), wanted)
+    with pytest.raises(ConversionError, match=r"encoder\.layers\.0\.self_attn\.q_proj is peft\..* merge adapters"):
+        save(adapted.get_base_model(), None, tmp_path / "out")
+    merged = adapted.merge_and_unload()
+    ids = {"input_ids": torch.tensor([[4, 5, 6]]), "decoder_input_ids": torch.tensor([[2, 7]])}
+    with torch.no_grad():
+        torch.testing.assert_close(to_marian(merged)(**ids).logits, merged(**ids).logits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_that_the_files_do_not_tell_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model: Any = random_model(**EQUAL_HEADS)
+    save_as_torch_nn(model, None, tmp_path / "without")
+    assert not caplog.records
+    model.config.task_specific_params = {"translation_en_to_de": {"prefix": "<2de> "}, "translation": {"prefix": ""}}
+    save_as_torch_nn(model, None, tmp_path / "with")
+    assert "'<2de> ', which the model wants before its sources, is not in settings.json" in caplog.text
 
 
 @pytest.mark.parametrize("save", [save_as_torch_nn, save_as_marian])

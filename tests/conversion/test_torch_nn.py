@@ -77,6 +77,13 @@ def test_a_module_computes_the_same(layers: Any, last_norms: bool, sharing: str,
     convert_torch_nn(original).check()
 
 
+def test_a_model_may_know_no_padding() -> None:
+    settings = TorchSettings(nhead=8, pad_token_id=None)
+    converted = convert_torch_nn(make_tutorial().state_dict(), settings)
+    assert converted.check() is not None
+    assert converted.model.config.pad_token_id is None
+
+
 def test_settings_stand_in_for_the_module() -> None:
     original = make_tutorial(nhead=2, activation="gelu", norm_first=True, layer_norm_eps=1e-2, bias=False)
     told = TorchSettings(nhead=2, activation="gelu", norm_first=True, layer_norm_eps=1e-2, dropout=0.2)

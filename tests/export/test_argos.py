@@ -203,6 +203,13 @@ class TestRefusals:
         with pytest.raises(ConversionError, match="it translates several pairs of languages"):
             export_argos(model, tmp_path / "new", tokenizer=tokenizer, **options)
 
+    def test_a_prefix_of_another_task(self, spm_files: dict[str, Path], tmp_path: Path) -> None:
+        tokenizer = convert_sentencepiece(spm_files["unigram"])
+        model = make(tokenizer)
+        model.config.task_specific_params = {"text2text-generation": {"prefix": "correct: "}}
+        with pytest.raises(ConversionError, match="it wants 'correct: ' before each source"):
+            export_argos(model, tmp_path / "new", tokenizer=tokenizer, source_lang="en", target_lang="de")
+
     def test_other_tokenizers(self, tmp_path: Path) -> None:
         tokenizer = train_tokenizer(SENTENCES, vocab_size=300, show_progress=False)
         model = make(tokenizer)

@@ -93,6 +93,12 @@ def test_every_configuration_is_the_same_function(changes: dict[str, Any], tmp_p
     assert_same_beams(ours, theirs, **settings, length_penalty_type="gnmt", length_penalty=0.6)
 
 
+def test_double_precision_is_written_as_single(tmp_path: Path) -> None:
+    ours = make()
+    theirs = export(ours.double(), tmp_path)
+    assert torch.equal(*both(ours.float(), theirs, max_new_tokens=12))
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int8_float32", "int16", "bfloat16", "float16"])
 def test_in_fewer_bits_little_changes(quantization: str, tmp_path: Path) -> None:
     ours = make(d_model=64, d_k=8, d_v=24, scale=0.2)

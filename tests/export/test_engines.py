@@ -118,6 +118,9 @@ def test_the_export_is_of_the_very_weights(copied: Path, taken: Any, caplog: pyt
     assert taken(copied)[0] == "ctranslate2"
     path.write_text(json.dumps({name: value for name, value in settings.items() if name != "initializer_gain"}))
     assert taken(copied)[0] == "ctranslate2"  # which code before this field has saved
+    assert settings["ffn_bias"] != settings["lm_head_bias"]
+    path.write_text(json.dumps({name: settings[name] for name in settings if name not in ("ffn_bias", "lm_head_bias")}))
+    assert taken(copied)[0] == "ctranslate2"  # whose defaults are the same
     path.write_text(json.dumps(settings | {"scale_embedding": False}))
     assert taken(copied)[0] == "transformers"
     path.write_text(json.dumps(settings))

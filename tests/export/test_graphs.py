@@ -1,5 +1,6 @@
 """torch.export of the whole model: one program for every batch and length, that needs nothing but torch."""
 
+import copy
 import functools
 import itertools
 from pathlib import Path
@@ -115,6 +116,12 @@ def test_what_is_refused() -> None:
         copy_for_tracing(model)
 
     del model.hf_quantizer
+    adapted = copy.deepcopy(model)
+    adapted.model.decoder.layers[0].fc1 = torch.nn.utils.parametrizations.weight_norm(
+        adapted.model.decoder.layers[0].fc1
+    )
+    with pytest.raises(ConversionError, match=r"layers\.0\.fc1 is .*ParametrizedLinear, whose weights may be others"):
+        copy_for_tracing(adapted)
     with torch.no_grad():
         model.model.decoder.layers[0].fc2.bias[1:3] = torch.inf
     with pytest.raises(ConversionError, match=r"model\.decoder\.layers\.0\.fc2\.bias holds NaN or infinity \(2 of"):

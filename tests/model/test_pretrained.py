@@ -239,6 +239,22 @@ class TestDamagedFiles:
         (folder / INDEX).write_text(text)
         assert f"{folder / INDEX} is " in refusal(lambda: AutoModelForSeq2SeqLM.from_pretrained(folder))
 
+    @pytest.mark.parametrize(
+        ("cut", "message"),
+        [
+            (lambda text: text[: len(text) // 2], "is cut off or damaged"),
+            (lambda text: "[]", "must be a JSON object, and is a list"),
+            (lambda text: "null", "must be a JSON object, and is a NoneType"),
+        ],
+    )
+    def test_settings_for_generate(self, copy: Copy, cut: Any, message: str) -> None:
+        """The library would take others without a word: greedy search, say, instead of a beam of four."""
+        folder = copy()
+        file = folder / "generation_config.json"
+        file.write_text(cut(file.read_text(encoding="utf-8")), encoding="utf-8")
+        with pytest.raises(OSError, match=f"{re.escape(str(file))} {message}"):
+            AutoModelForSeq2SeqLM.from_pretrained(folder)
+
     def test_other_failures_keep_their_errors(self, saved: Path, copy: Copy) -> None:
         with pytest.raises(TypeError, match="no_such_argument"):
             AutoModelForSeq2SeqLM.from_pretrained(saved, no_such_argument=1)

@@ -102,6 +102,8 @@ def draw_batch(config: VanillaTransformerConfig) -> Batch:
     generator = torch.Generator().manual_seed(0)
     most = max(config.max_position_embeddings - config.position_offset, 1)
     lengths = [min(length, most) for length in _LENGTHS]
+    if config.pad_token_id is None:  # then some systems have no other mask
+        lengths = [max(lengths)] * len(lengths)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     special = {config.pad_token_id, config.bos_token_id, *ends, config.decoder_start_token_id}
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.data.vocabularies import get_vocabularies
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.model.positions_vanilla_transformer import LearnedPositions, SinusoidalPositions
 
 
 class ConversionError(ValueError):
@@ -31,6 +33,20 @@ def find_non_finite(weights: Mapping[str, torch.Tensor]) -> list[str]:
     """Returns a reason for each weight that holds NaN or infinity, of which every translation would be nonsense."""
     counts = {name: tensor.numel() - int(tensor.isfinite().count_nonzero()) for name, tensor in weights.items()}
     return [f"{name} holds NaN or infinity ({count} of its numbers)" for name, count in counts.items() if count]
+
+
+def find_strange_weights(model: nn.Module) -> list[str]:
+    """Returns a reason for each weight that is not finite, or one for the first in a form that says not all of it.
+
+    Such a form is that of adapters, or of fewer bits: the weight would be taken out as if it were all there is.
+    """
+    known = (nn.Linear, nn.LayerNorm, nn.Embedding, SinusoidalPositions, LearnedPositions)
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and (type(module) not in known or not weight.is_floating_point()):
+            kind = f"{type(module).__module__}.{type(module).__name__}"
+            return [f"{name} is {kind}, whose weights may be others: merge adapters, and load the model unquantized"]
+    return find_non_finite(model.state_dict())
 
 
 def find_excess_tokens(tokenizer: PreTrainedTokenizerBase | None, config: VanillaTransformerConfig) -> list[str]:

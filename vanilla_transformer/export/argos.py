@@ -27,7 +27,7 @@ from vanilla_transformer.files import check_new_folder, new_folder
 from vanilla_transformer.hub.words import name_language
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
-from vanilla_transformer.tasks import TRANSLATION, find_prefix
+from vanilla_transformer.tasks import find_prefix, find_task
 
 from .ctranslate2 import export_ctranslate2
 
@@ -125,7 +125,7 @@ def _find_reasons(model: Any, tokenizer: PreTrainedTokenizerBase | None) -> Iter
         yield f"it wants one of {', '.join(codes)} before each source, which Argos Translate does not put there"
     if len(find_directions(model.config)) > 1:
         yield "it translates several pairs of languages, and a package is for one"
-    elif prefix := find_prefix(model.config, TRANSLATION, langs=getattr(model.config, "langs", None)):
+    elif prefix := find_prefix(model.config, find_task(model.config), langs=getattr(model.config, "langs", None)):
         yield f"it wants {prefix!r} before each source, which Argos Translate does not put there"
 
     if _list_forbidden(model) and not model.config.lm_head_bias:

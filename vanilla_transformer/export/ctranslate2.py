@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from vanilla_transformer.conversion.errors import find_excess_tokens, find_non_finite, refuse
+from vanilla_transformer.conversion.errors import find_excess_tokens, find_strange_weights, refuse
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import check_new_folder, digest_weights, explain_missing, new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -122,7 +122,7 @@ def find_reasons(
         if config.model_type != VanillaTransformerConfig.model_type:
             advice = "`vanilla-transformer convert` makes one of MarianMT and FSMT"
         return [f"it is {type(model).__name__}, not a model of this package ({advice})"]
-    reasons = _find_strange_maps(model) or find_non_finite(model.state_dict())
+    reasons = find_strange_weights(model)
     if config.activation_function not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
         reasons.append(f"activation_function is {config.activation_function!r} (can be: {names})")
@@ -133,17 +133,6 @@ def find_reasons(
     special = _find_special_ids(model)
     reasons += [f"{name} is None: CTranslate2 needs one" for name, value in special.items() if value is None]
     return reasons + find_excess_tokens(tokenizer, config)
-
-
-def _find_strange_maps(model: nn.Module) -> list[str]:
-    """Names the first weight in another form: it would be written as if it were all there is, without adapters."""
-    known = (nn.Linear, nn.LayerNorm, nn.Embedding, SinusoidalPositions, LearnedPositions)
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None and (type(module) not in known or not weight.is_floating_point()):
-            kind = f"{type(module).__module__}.{type(module).__name__}"
-            return [f"{name} is {kind}, whose weights may be others: merge adapters, and load the model unquantized"]
-    return []
 
 
 def _find_special_ids(model: Any) -> dict[str, int | None]:
@@ -254,8 +243,9 @@ def _fill_stack(spec: Any, stack: Any, positions: torch.Tensor) -> None:
 
 
 def _put(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor for CTranslate2: the model's own, where it can be."""
-    return tensor.detach().to(device="cpu").contiguous()
+    """A tensor for CTranslate2, which has no float64: the model's own, where it can be."""
+    dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    return tensor.detach().to(device="cpu", dtype=dtype).contiguous()
 
 
 def _fill_norm(spec: Any, norm: nn.LayerNorm) -> None:

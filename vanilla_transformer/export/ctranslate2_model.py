@@ -73,13 +73,19 @@ def find_export(folder: str | os.PathLike[str], *, dtype: str = "auto") -> tuple
     exported = read_json(path / "config.json") or {}
     own = digest_weights(folder)
     files = (Path(folder) / "config.json", path / CONFIG_FILE)
-    now, then = (read_architecture(read_json(file) or {}) for file in files)
+    now, then = map(_read_architecture, files)
     if not own or exported.get("weights_sha256") != own or now != then:
         return path, f"{path} is not of the weights and config.json that are there now (delete it, and export again)"
     quantization = exported.get("quantization")
     if dtype in FLOATS and quantization not in (None, dtype):
         return path, f"the weights in {path} are {quantization}, not {dtype}"
     return path, None
+
+
+def _read_architecture(file: Path) -> dict[str, Any]:
+    """What a config.json says of the architecture, as it is read: fields that it lacks have their defaults."""
+    content = read_json(file)
+    return read_architecture(VanillaTransformerConfig.from_dict(content).to_dict()) if content else {}
 
 
 def find_reason_against(device: str, dtype: str) -> str | None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache
 
-from vanilla_transformer.conversion.errors import find_non_finite, refuse
+from vanilla_transformer.conversion.errors import find_strange_weights, refuse
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.linear_vanilla_transformer import project
 from vanilla_transformer.model.positions_vanilla_transformer import (
@@ -165,7 +165,7 @@ def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> Vanil
     elif getattr(model, "hf_quantizer", None) is not None:
         reasons.append("its weights are quantized (load it without quantization)")
     else:
-        reasons = find_non_finite(model.state_dict())
+        reasons = find_strange_weights(model)
     refuse("This model cannot be exported", reasons)
     copied = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()  # type: ignore[call-arg]
     copied.set_attn_implementation("sdpa")

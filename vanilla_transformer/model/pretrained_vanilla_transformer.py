@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import initialization as init
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 from transformers.utils.hub import cached_file
 
 from .configuration_vanilla_transformer import Side, VanillaTransformerConfig, as_single_stack
@@ -56,10 +56,13 @@ class SafeLoadingMixin(PreTrainedModel):
 
         Raises:
             WeightsFileError: An `OSError`, if a file is missing or damaged, or there are only pickles.
+            OSError: Also if a folder's settings for `generate` are damaged: the library would take others, silently.
             RuntimeError: If the weights disagree with the configuration; every name and shape is listed.
         """
         safe_only = use_safetensors is None or use_safetensors
         name = pretrained_model_name_or_path
+        if name is not None:
+            _check_generation_config(Path(name, kwargs.get("subfolder") or "", GENERATION_CONFIG_NAME))
         try:
             return super().from_pretrained(name, *model_args, use_safetensors=safe_only, **kwargs)
         except WeightsFileError:
@@ -119,6 +122,17 @@ _PICKLES = (
     "comes from, convert it once: load it with from_pretrained(..., use_safetensors=False), which lets torch read "
     "tensors and nothing else (weights_only=True), and call save_pretrained on the result."
 )
+
+
+def _check_generation_config(file: Path) -> None:
+    if not file.is_file():
+        return
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{file} is cut off or damaged ({error}). Copy or download it again, or delete it.") from error
+    if not isinstance(content, dict):
+        raise OSError(f"{file} must be a JSON object, and is a {type(content).__name__}. Copy or download it again.")
 
 
 def _find_weights(name: str | os.PathLike[str], kwargs: dict[str, Any]) -> list[Path]:

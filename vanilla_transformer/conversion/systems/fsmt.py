@@ -14,7 +14,14 @@ from vanilla_transformer.conversion.converted import ConvertedModel
 from vanilla_transformer.conversion.errors import find_differences
 from vanilla_transformer.conversion.weights import Rule, make_config
 
-from .library import COMMON_FIELDS, IGNORED_FIELDS, LibraryModel, check_tokenizer, convert_loaded, make_rules
+from .library import (
+    IGNORED_FIELDS,
+    LibraryModel,
+    check_tokenizer,
+    convert_loaded,
+    make_rules,
+    read_common_fields,
+)
 
 
 def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel:
@@ -34,7 +41,7 @@ def convert_fsmt(name_or_path: str, *, revision: str = "main") -> ConvertedModel
     config = make_config(
         place.source,
         obstacles,
-        **{name: getattr(fsmt_config, name) for name in COMMON_FIELDS},
+        **read_common_fields(fsmt_config),
         vocab_size=fsmt_config.src_vocab_size,
         decoder_vocab_size=fsmt_config.tgt_vocab_size,
         share_encoder_decoder_embeddings=is_tied,

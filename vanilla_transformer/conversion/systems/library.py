@@ -33,7 +33,7 @@ _LAYER_RULES = (
     Rule(r"(model\.(?:encoder|decoder)\.embed_tokens\.weight)", r"\1"),
 )
 # Configuration fields that mean the same in all three models.
-COMMON_FIELDS = (
+_COMMON_FIELDS = (
     *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
     *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "scale_embedding", "max_position_embeddings"),
     *("dropout", "attention_dropout", "activation_dropout", "use_cache"),
@@ -152,6 +152,13 @@ class LibraryModel:
             if isinstance(error, pickle.UnpicklingError) and (code := CODE_IN_PICKLE.search(str(error))):
                 reason = f"a file holds more than weights: it needs {code[1]}, and reading that would run code of it"
             raise ConversionError(f"{self.name_or_path} cannot be read as a {self.kind} model: {reason}.") from error
+
+
+def read_common_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says in the fields that all three models have, and of tasks, with their prefixes."""
+    fields = {name: getattr(config, name) for name in _COMMON_FIELDS}
+    tasks = getattr(config, "task_specific_params", None)
+    return fields if tasks is None else {**fields, "task_specific_params": copy.deepcopy(tasks)}
 
 
 def make_rules(config: VanillaTransformerConfig) -> tuple[Rule, ...]:

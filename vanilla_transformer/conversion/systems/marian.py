@@ -12,22 +12,28 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vanilla_transformer.conversion.converted import Batch, ConvertedModel, as_float32, check_counterpart
-from vanilla_transformer.conversion.errors import find_differences, find_excess_tokens, list_head_sizes, refuse
+from vanilla_transformer.conversion.errors import (
+    find_differences,
+    find_excess_tokens,
+    find_strange_weights,
+    list_head_sizes,
+    refuse,
+)
 from vanilla_transformer.conversion.weights import Rule, make_config, rename_weights
 from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 from .library import (
-    COMMON_FIELDS,
     IGNORED_FIELDS,
     LibraryModel,
     check_tokenizer,
     convert_loaded,
     make_rules,
+    read_common_fields,
     take_generation_config,
 )
 
@@ -49,7 +55,7 @@ def convert_marian(name_or_path: str, *, revision: str = "main") -> ConvertedMod
     config = make_config(
         place.source,
         find_differences(marian_config, IGNORED_FIELDS),
-        **{name: getattr(marian_config, name) for name in COMMON_FIELDS},
+        **read_common_fields(marian_config),
         vocab_size=marian_config.vocab_size,
         decoder_vocab_size=None if is_shared else marian_config.decoder_vocab_size,
         share_encoder_decoder_embeddings=is_shared,
@@ -104,7 +110,7 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     obstacles = find_differences(config, wanted)
     if config.decoder_start_token_id is None:
         obstacles.append("decoder_start_token_id is None (can be: any token)")
-    refuse("MarianMT has no counterpart of this model", obstacles)
+    refuse("MarianMT has no counterpart of this model", [*obstacles, *find_strange_weights(model)])
     marian = _make_counterpart(model)
     own = marian.state_dict()
     tables = {name: tensor for name, tensor in own.items() if name.endswith("embed_positions.weight")}
@@ -139,8 +145,11 @@ def _make_counterpart(model: VanillaTransformerForConditionalGeneration) -> Mari
     if max_length is None and max_new_tokens is None:
         generation_config.max_length = rows
     sharing = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in ("vocab_size", *sharing, *COMMON_FIELDS)}
-    settings |= {"decoder_vocab_size": config.target_vocab_size, "max_position_embeddings": rows}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in ("vocab_size", *sharing)}
+    settings |= read_common_fields(config) | {
+        "decoder_vocab_size": config.target_vocab_size,
+        "max_position_embeddings": rows,
+    }
     settings |= {"forced_eos_token_id": generation_config.forced_eos_token_id}
     marian = MarianMTModel(MarianConfig(**settings))
     marian.generation_config = generation_config
@@ -182,6 +191,7 @@ def save_as_marian(
             tokenizer.save_pretrained(partial)
             if own is not None:
                 _make_plain(partial)
+                refuse("The tokenizer cannot be saved for use without this package", _find_misspelt(own, partial))
     return Path(folder)
 
 
@@ -231,3 +241,15 @@ def _make_plain(folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for module in folder.glob("*_vanilla_transformer.py"):
         module.unlink()
+
+
+def _find_misspelt(tokenizer: VanillaTransformerTokenizer, folder: Path) -> list[str]:
+    """Returns a reason for each added token that the library's own class, as it is in the folder, writes otherwise."""
+    plain = PreTrainedTokenizerFast.from_pretrained(folder)
+    added = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if not token.special}
+    written = {number: plain.decode([number]) for number in added}
+    return [
+        f"its added token {token!r} would be written as {written[number]!r}"
+        for number, token in added.items()
+        if written[number] != tokenizer.decode([number])
+    ]

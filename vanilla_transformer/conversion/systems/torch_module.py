@@ -11,6 +11,7 @@ The names of weights are those of PyTorch's tutorial on translation with nn.Tran
 
 import copy
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from vanilla_transformer.conversion.converted import Batch, as_float32, check_co
 from vanilla_transformer.conversion.errors import (
     find_differences,
     find_excess_tokens,
-    find_non_finite,
+    find_strange_weights,
     list_head_sizes,
     refuse,
 )
@@ -34,6 +35,8 @@ from vanilla_transformer.files import new_folder
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
+
+logger = logging.getLogger(__name__)
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 SYNONYMS = {"swish": "silu"}  # the library's name for the same function
@@ -165,7 +168,7 @@ def to_torch_nn(model: VanillaTransformerForConditionalGeneration) -> TorchTrans
     dtypes = sorted({str(tensor.dtype) for tensor in state.values()})
     if len(dtypes) > 1 or not model.dtype.is_floating_point:
         reasons.append(f"the weights are of the types {', '.join(dtypes)} (can be: one floating-point type)")
-    refuse("torch.nn.Transformer cannot hold this model", [*reasons, *find_non_finite(state)])
+    refuse("torch.nn.Transformer cannot hold this model", [*reasons, *find_strange_weights(model)])
     norm_biases = [tensor for name, tensor in state.items() if name.endswith("layer_norm.bias")]
     bias = config.attention_bias or config.ffn_bias or any(map(torch.any, norm_biases))
     module = TorchTransformer(config, bias=bias).to(model.dtype)
@@ -186,7 +189,8 @@ def save_as_torch_nn(
     The state dict of `to_torch_nn` becomes `model.pt`; what it does not tell, by `TorchSettings`, `settings.json`. The
     tokenizer is saved as it is. The folder is complete or absent; where there is something already, it is a
     `FileExistsError`. With `check`, logits of a random batch are compared before anything is saved. A `ConversionError`
-    if torch.nn.Transformer cannot hold the model, such as stacks with unequal numbers of heads.
+    if torch.nn.Transformer cannot hold the model, such as stacks with unequal numbers of heads. What the model wants
+    before its sources is in neither file; a warning tells it.
     """
     config = model.config
     heads = (config.encoder_attention_heads, config.decoder_attention_heads)
@@ -205,6 +209,10 @@ def save_as_torch_nn(
         # A learned table is saved from the row of the first token on.
         "position_offset": 0 if config.position_embedding_type == "learned" else config.position_offset,
     }
+    entries = getattr(config, "task_specific_params", None) or {}
+    if prefixes := {entry["prefix"]: None for entry in entries.values() if entry and entry.get("prefix")}:
+        message = "%s, which the model wants before its sources, is not in %s: your code must put it there."
+        logger.warning(message, ", ".join(map(repr, prefixes)), SETTINGS_NAME)
     with new_folder(folder) as partial:
         module = to_torch_nn(model)
 

@@ -448,7 +448,8 @@ def _make_original(
         for stack, part in _find_modules("the module", module).items():
             setattr(torch_model.transformer, stack, _as_batch_first(part))
     torch_model.eval()
-    return lambda source, target: torch_model(source, target, source == config.pad_token_id)
+    pad = config.pad_token_id
+    return lambda source, target: torch_model(source, target, None if pad is None else source == pad)
 
 
 def _as_batch_first(stack: nn.Module) -> nn.Module:
