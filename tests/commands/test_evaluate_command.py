@@ -1,6 +1,7 @@
 """`vanilla-transformer evaluate`: what it prints and writes, and what it refuses."""
 
 import copy
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -52,9 +53,9 @@ def evaluate(model_folder: str, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command with a model, unless it compares, and returns what it prints."""
 
     def run(*arguments: str) -> str:
-        model = [] if "--compare" in arguments else ["--model_name_or_path", model_folder]
+        model = [] if "--compare" in arguments else ["--model_name_or_path", model_folder, "--device", "cpu"]
         capsys.readouterr()
-        command.main([*model, "--device", "cpu", "--disable_tqdm", *arguments])
+        command.main([*model, "--disable_tqdm", *arguments])
         return capsys.readouterr().out
 
     return run
@@ -174,6 +175,9 @@ def test_the_built_in_corpus_has_the_model_s_languages(tmp_path: Path, capsys: p
         (("--builtin_corpus", "--max_samples", "0"), "--max_samples is 0"),
         (("--builtin_corpus", "--overwrite"), "--overwrite needs --output_dir"),
         (("--builtin_corpus", "--compare_seed", "1"), "--compare_seed needs --compare"),
+        (("--builtin_corpus", "--dataset_config_name", "a"), "--dataset_config_name needs --dataset_name"),
+        (("--builtin_corpus", "--rouge_stemmer"), "--rouge_stemmer: the task translation has no such score"),
+        (("--builtin_corpus", "--task", "summarization", "--lowercase"), "--lowercase: the task summarization has no"),
         (("--test_file", "missing.tsv"), "missing.tsv"),
         (("--test_file", "a.tsv", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
         (("--builtin_corpus", "--model_name_or_path", ""), "or --compare; got neither"),
@@ -250,9 +254,16 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
     for folder, system in zip(folders[:2], scores["systems"], strict=True):
         assert system["system"] == folder
         assert system["chrf"]["score"] == pytest.approx(read_json(folder)["chrf"])
-    assert "BLEU was scored with 13a and zh; choose one with --bleu_tokenize" in refuse("--compare", *folders)
+    assert "scored with tok:13a and tok:zh; choose one with --bleu_tokenize" in refuse("--compare", *folders)
     evaluate(*arguments, "--overwrite", "--lowercase", "--bleu_tokenize", "char")
     assert "|case:lc|eff:no|tok:char|" in read_json(tmp_path / "out", "comparison.json")["bleu_signature"]
+    for folder in folders[:2]:
+        evaluate("--test_file", *test_files, "--output_dir", folder, "--overwrite", "--lowercase")
+    evaluate(*arguments, "--overwrite")
+    assert "|case:lc|" in read_json(tmp_path / "out", "comparison.json")["bleu_signature"]
+    evaluate("--test_file", *test_files, "--output_dir", folders[2], "--overwrite")
+    said = refuse("--compare", folders[0], folders[2])
+    assert "BLEU was scored with case:lc and case:mixed; choose one with --lowercase" in said
     broken = Path(folders[1], "metrics.json")
     broken.write_text(broken.read_text()[:99])
     assert f"--compare: {broken} is damaged" in refuse(*arguments, "--overwrite")
@@ -272,6 +283,9 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
         (("folder", "third", "--bleu_tokenize", "moses"), "tokenize is 'moses'"),
         (("folder", "third", "--max_samples", "3"), "--max_samples needs --test_file"),
         (("folder", "third", "--num_beams", "3"), "--num_beams needs --model_name_or_path"),
+        (("folder", "third", "--engine", "onnx", "--device", "cpu"), "--device and --engine need --model_name_or_path"),
+        (("folder", "third", "--source_column", "a"), "--source_column needs --test_file"),
+        (("folder", "third", "--dataset_split", "a"), "--dataset_split needs --dataset_name or --builtin_corpus"),
     ],
     ids=str,
 )
@@ -347,8 +361,12 @@ def test_they_are_compared_by_rouge(evaluate: Run, documents: str, tmp_path: Pat
     assert f"{expected['systems'][1]['rougeLsum']['score']:.2f} (" in table
     assert "over 9 summaries, 100 samples" in table
     assert table.endswith(f"ROUGE {expected['rouge_signature']}\n")
-    stemmed = evaluate(*arguments, "--overwrite", "--rouge_stemmer", "--rouge_tokenize", "ascii")
-    assert "ROUGE tok:ascii|stem:yes|" in stemmed
+    options = ("--rouge_stemmer", "--rouge_tokenize", "ascii")
+    assert "ROUGE tok:ascii|stem:yes|" in evaluate(*arguments, "--overwrite", *options)
+    evaluate("--test_file", documents, "--task", "summarization", *options, "--output_dir", scored, "--overwrite")
+    Path(f"{halves}.gz").write_bytes(gzip.compress(Path(halves).read_bytes()))
+    again = evaluate("--compare", scored, f"{halves}.gz", str(tmp_path / "lead.txt"), *arguments[4:], "--overwrite")
+    assert "ROUGE tok:ascii|stem:yes|" in again, "as the folder was scored"
 
 
 @pytest.mark.parametrize(

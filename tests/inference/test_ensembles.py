@@ -170,6 +170,10 @@ def test_the_commands_refuse_strangers(folders: list[str], capsys: pytest.Captur
         ([], "at least one model"),
         ([MEMBERS[0], torch.nn.Linear(2, 2)], "Member 2 of the ensemble is a Linear"),
         ([MEMBERS[0], make_model(vocab_size=29)], "vocab_size is 17 in the first and 29 in number 2"),
+        (
+            [make_model(langs=["en", "de"]), MEMBERS[0], make_model(langs=["de", "en"])],
+            "the same languages, not en to de and de to en .number 3",
+        ),
     ],
 )
 def test_what_cannot_vote_together_is_refused(members: Any, message: str) -> None:

@@ -93,6 +93,8 @@ def test_batches_get_a_column() -> None:
     assert arrays["translation"].tolist() == texts
     with pytest.raises(ValueError, match="No column 'en'; the columns are 'de'"):
         translator(pa.table({"de": ["w1"]}))
+    with pytest.raises(ValueError, match="a column 'translation' already"):
+        translator(pa.table({"en": ["w1"], "translation": ["w2"]}))
 
 
 def test_an_actor_that_is_killed_loses_nothing(cluster: Any, corpus: Path, tmp_path: Path) -> None:

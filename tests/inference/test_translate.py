@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,11 +39,13 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.apps.batches import find_max_tokens
 from vanilla_transformer.inference.arguments import InferenceArguments
 from vanilla_transformer.inference.files import describe_settings
 from vanilla_transformer.inference.loading import load_model_and_tokenizer, set_languages
 from vanilla_transformer.inference.translate import (
     Translation,
+    find_length_settings,
     translate,
     translate_lines,
     translate_n_best,
@@ -272,6 +275,15 @@ def test_languages_of_a_multilingual_tokenizer() -> None:
         set_languages(TOKENIZER, source_lang="en", target_lang="de")
 
 
+def test_a_model_of_many_languages_is_told_which() -> None:
+    tokenizer = NllbTokenizer(vocab={"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "▁w": 4}, merges=[])
+    arguments, model = InferenceArguments("model"), make_model()
+    with pytest.raises(ValueError, match=r"knows many languages: name .* with --source_lang and --target_lang"):
+        arguments.collect_settings(model, tokenizer)
+    model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids("fra_Latn")
+    assert arguments.collect_settings(model, tokenizer) == {}, "it was trained for this language"
+
+
 def test_a_model_of_several_pairs_is_told_which() -> None:
     model = make_t5()
     prefixes = {"de": "translate English to German: ", "fr": "translate English to French: "}
@@ -283,6 +295,32 @@ def test_a_model_of_several_pairs_is_told_which() -> None:
         with pytest.raises(ValueError, match=r"en to de, en to fr: name the languages .* or .* --source_prefix"):
             InferenceArguments("model", **langs).find_prefix(model)
     assert InferenceArguments("model", source_prefix="").find_prefix(model) == ""
+    del model.config.task_specific_params["translation_en_to_fr"]
+    assert InferenceArguments("model").find_prefix(model) == prefixes["de"]
+    with pytest.raises(ValueError, match="translates en to de: name the languages"):
+        InferenceArguments("model", source_lang="en", target_lang="fr").find_prefix(model)
+
+
+def test_a_model_of_the_library_without_a_limit_stops_neither_at_20_tokens_nor_behind_its_positions() -> None:
+    model = make_model()
+    model.generation_config.max_new_tokens = None
+    model.final_logits_bias[:, model.config.eos_token_id] = -1e9  # so that nothing else ends a translation
+    number = partial(translate, model, TOKENIZER, ["w1 w2"], progress=False)
+    assert len(number()[0].split()) == model.config.max_position_embeddings - 1
+    assert len(number(max_length=20)[0].split()) == 19, "of which the first begins the translation"
+    assert len(number(max_new_tokens=3)[0].split()) == 3
+    model.generation_config.max_length = 8
+    assert len(number()[0].split()) == 7
+    assert find_length_settings(make_t5(), {}) == {"max_new_tokens": 256}
+    assert find_length_settings(make_letters_model(), {}) == {}, "whose limit is the length of the source + 50"
+
+
+def test_a_source_is_cut_at_the_positions_of_a_model_of_the_library(caplog: Any) -> None:
+    positions = MODEL.config.max_position_embeddings
+    found = translate(MODEL, TOKENIZER, ["w3 " * 40], max_source_length=100, progress=False)
+    assert found == [translate_alone("w3 " * (positions - 1))]
+    assert f"source line 1: truncated to {positions} of its 41 tokens" in caplog.messages
+    assert find_max_tokens(MODEL, TOKENIZER, 100) == positions, "of a sentence that the server takes"
 
 
 # The script

@@ -28,6 +28,7 @@ from tiny_translations import (
     translate_alone,
     write_sources,
 )
+from tokenizers.normalizers import Lowercase
 from tqdm import tqdm  # type: ignore[import-untyped]
 from translating_programs import run_until
 
@@ -114,6 +115,37 @@ def test_parts_of_other_settings_are_not_taken_up(source_file: Path, monkeypatch
     translate(source_file, output, overwrite=True)
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
     assert not folders_of_parts(source_file.parent)
+
+
+def test_what_a_model_or_tokenizer_does_with_the_same_weights_is_another_setting(
+    source_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = source_file.with_name("output.txt")
+    run_interrupted(1, monkeypatch, translate, source_file, output)
+    model, shorter, spelling = copy.deepcopy(MODEL), copy.deepcopy(TOKENIZER), copy.deepcopy(TOKENIZER)
+    model.config.activation_function = "relu"
+    shorter.model_max_length = 6
+    spelling.backend_tokenizer.normalizer = Lowercase()
+    others: dict[str, Any] = {"architecture": (model, TOKENIZER), "limit": (MODEL, shorter)}
+    others["vocabulary"] = (MODEL, spelling)
+    for changed, (own, tokenizer) in others.items():
+        with pytest.raises(FileExistsError, match=rf"other settings \({changed}\)"):
+            translate_file(own, tokenizer, source_file, output, **SETTINGS)
+    translate(source_file, output)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+def test_a_run_goes_on_with_the_input_that_is_named_now(
+    tmp_path: Path, source_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same text may have another name, and the name another text, as that of a file has in another folder."""
+    output = tmp_path / "output.txt"
+    monkeypatch.chdir(tmp_path)
+    run_interrupted(1, monkeypatch, translate, source_file.name, output)
+    moved = source_file.rename("moved.txt")
+    source_file.write_text("w7\n" * 23, encoding="utf-8")
+    translate(moved, output)
+    assert output.read_text(encoding="utf-8") == expected_translation(moved)
 
 
 def test_other_precision_is_another_setting(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,6 +515,7 @@ def test_an_output_on_another_disk(source_file: Path, monkeypatch: pytest.Monkey
         ("a.txt", b"w1\nf\xfcr\n", {}, "a.txt, line 2: byte 0xfc"),
         ("a.txt.gz", gzip.compress(b"w1\n" * 99, mtime=0)[:-9], {}, "a.txt.gz: truncated or damaged file"),
         ("a.parquet.gz", b"", {}, "parquet is compressed within"),
+        ("a.txt", "w1\n", {"source_column": "x"}, "a.txt is text, which has no column 'x'"),
         ("a.txt", "w1\n", {"window_size": 0}, "window_size is 0"),
         ("a.txt", "w1\n", {"n_best": 2}, "n_best is 2 and num_beams is 1"),
     ],

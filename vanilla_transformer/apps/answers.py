@@ -25,9 +25,6 @@ DEFAULT_BEAMS = 4
 MAX_MAP_WEIGHTS = 1_000_000
 # A text of more is too long in any language; to find that out by its tokens would take far longer.
 _CHARACTERS_PER_TOKEN = 20
-# The library's models would stop after 20 tokens where neither they nor the call set a limit.
-_LIBRARY_MAX_LENGTH = 20
-_MAX_NEW_TOKENS = 256
 _LANGUAGE_TOKEN = re.compile(r"(?:__)?([a-z]{2,3}(?:_[A-Za-z]{2,4})?)(?:__)?")
 # How T5 calls its tasks.
 _PAIR = re.compile(r"translation_([^_]+)_to_([^_]+)")
@@ -198,14 +195,10 @@ def _check_text(demo: DemoModel, settings: Settings, text: str) -> list[str]:
 
 def _choose_options(demo: DemoModel, settings: Settings) -> dict[str, Any]:
     """The arguments of `translate_n_best`; sets the tokenizer's languages."""
-    config = demo.model.generation_config
     options: dict[str, Any] = {"num_beams": settings.num_beams, "num_return_sequences": settings.num_beams}
     options |= {"do_sample": False, "source_prefix": settings.source_prefix, "progress": False}
     if settings.num_beams > 1:
         options["length_penalty"] = settings.length_penalty
-    has_no_limit = config.max_new_tokens is None and config.max_length in (None, _LIBRARY_MAX_LENGTH)
-    if has_no_limit and not is_vanilla(demo.model):
-        options["max_new_tokens"] = _MAX_NEW_TOKENS
     if not is_multilingual(demo.tokenizer):
         return options
     if not settings.source_lang or not settings.target_lang:

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import Any
 
 from vanilla_transformer.inference.continuous import ContinuousBatch
-from vanilla_transformer.inference.translate import Translation, Translator, one_line
+from vanilla_transformer.inference.translate import Translation, Translator, count_text_positions, one_line
 from vanilla_transformer.model.pipeline_vanilla_transformer import map_by_length
-from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 
 logger = logging.getLogger(__name__)
 
@@ -345,9 +344,9 @@ class BatchingTranslator(Acceptance):
 def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:
     """The most tokens of a sentence: what was given, or the least of what is known of model and tokenizer, or 1024.
 
-    It is never more than there are learned positions.
+    It is never more than the model has positions for.
     """
     known = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
     known += [getattr(model, "max_positions", None), 1024]
     wanted = given or min(limit for limit in known if limit)
-    return min(wanted, count_learned_positions(model.config) or wanted)
+    return min(wanted, count_text_positions(model.config) or wanted)

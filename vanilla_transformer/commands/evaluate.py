@@ -33,7 +33,7 @@ import shlex
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,10 +57,13 @@ if TYPE_CHECKING:
 
 Method = Literal["bootstrap", "approximate_randomization"]
 _LIBRARIES = ("transformers", "torch", "tokenizers", "datasets", "sacrebleu", "rouge-score", "ctranslate2")
+# A comparison has these, too; the other options of what translates need a model.
+_OF_ALL = {"model_name_or_path", "task", "source_lang", "target_lang", "disable_tqdm"}
 _NEEDS = {
     **GLOSSARY_NEEDS,
     "compare": {"compare_method", "compare_samples", "compare_seed"},
-    "model_name_or_path": {"glossary", "max_target_length", "num_beams"},
+    "dataset_name": {"dataset_config_name"},
+    "model_name_or_path": {"glossary", "max_target_length"} | {each.name for each in fields(EngineArguments)} - _OF_ALL,
     "output_dir": {"overwrite"},
 }
 
@@ -96,8 +99,8 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     remove_bpe: str | None = option(
         'Join words that were cut before training, as "pul@@ ley" with @@, before they are scored.', None
     )
-    rouge_tokenize: str = option(
-        "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", "unicode"
+    rouge_tokenize: str | None = option(
+        "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", None
     )
     rouge_stemmer: bool = option("Strip the endings of English words for ROUGE.", False)
     output_dir: str | None = option("Folder for the files named above.", None)
@@ -114,8 +117,10 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
             raise ValueError(f"Give exactly one of --builtin_corpus, --test_file and --dataset_name; got {found}.")
         if self.max_samples is not None and self.max_samples < 1:
             raise ValueError(f"--max_samples is {self.max_samples}; it must be at least 1.")
-        needs_test_set = {} if self.test_sets else {"test_file": {"drop_empty_lines", "max_samples"}}
-        refuse_unused(self, _NEEDS | needs_test_set)
+        if self.dataset_split != "test" and not (self.builtin_corpus or self.dataset_name):
+            raise ValueError("--dataset_split needs --dataset_name or --builtin_corpus.")
+        of_pairs = {"drop_empty_lines", "max_samples", "source_column", "target_column"}
+        refuse_unused(self, _NEEDS | ({} if self.test_sets else {"test_file": of_pairs}))
 
     @property
     def test_sets(self) -> list[str]:
@@ -198,21 +203,36 @@ def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any
     return get_task(tasks[0]) if tasks else TRANSLATION
 
 
-def find_tokenizer(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> str:
-    """SacreBLEU's tokeniser that was given, or else that of the target language, or of the folders to compare."""
+def check_scores(arguments: EvaluationArguments, task: Task) -> None:
+    """Refuses options of scores that the task does not have."""
+    other = {"bleu_tokenize", "lowercase"} if "rouge1" in task.scores else {"rouge_stemmer", "rouge_tokenize"}
+    if given := sorted(name for name in other if getattr(arguments, name)):
+        raise ValueError(f"--{' and --'.join(given)}: the task {task.name} has no such score.")
+
+
+def settle_scores(arguments: EvaluationArguments, records: list[dict[str, Any]]) -> None:
+    """Sets how texts are scored where that was not given: as the folders to compare were, or by the target language."""
     from vanilla_transformer.inference.scores import find_bleu_tokenizer
 
-    if arguments.bleu_tokenize is not None:
-        return arguments.bleu_tokenize
-    if arguments.target_lang is not None:
-        return find_bleu_tokenizer([arguments.target_lang])
-    if not arguments.compare:
-        return find_bleu_tokenizer(records[0].get("langs"))
-    signatures = "\n".join(report.get("bleu_signature", "") for report in records)
-    used = sorted(set(re.findall(r"tok:([^|\n]+)", signatures)))
-    if len(used) > 1:
-        raise ValueError(f"--compare: BLEU was scored with {' and '.join(used)}; choose one with --bleu_tokenize.")
-    return used[0] if used else find_bleu_tokenizer(None)
+    def find(name: str, option: str, given: str | None, score: str = "bleu") -> str | None:
+        signatures = "\n".join(record.get(f"{score}_signature", "") for record in records)
+        used = sorted(set(re.findall(rf"(?:^|\|){name}:([^|\n]+)", signatures, re.MULTILINE)))
+        if given is not None or not used:
+            return given
+        if len(used) > 1:
+            found = " and ".join(f"{name}:{value}" for value in used)
+            raise ValueError(f"--compare: {score.upper()} was scored with {found}; choose one with --{option}.")
+        return used[0]
+
+    words = arguments.bleu_tokenize
+    if words is None and arguments.target_lang is not None:
+        words = find_bleu_tokenizer([arguments.target_lang])
+    usual = find_bleu_tokenizer(None if arguments.compare else records[0].get("langs"))
+    arguments.bleu_tokenize = find("tok", "bleu_tokenize", words) or usual
+    case, stem = "lc" if arguments.lowercase else None, "yes" if arguments.rouge_stemmer else None
+    arguments.lowercase = find("case", "lowercase", case) == "lc"
+    arguments.rouge_tokenize = find("tok", "rouge_tokenize", arguments.rouge_tokenize, "rouge") or "unicode"
+    arguments.rouge_stemmer = find("stem", "rouge_stemmer", stem, "rouge") == "yes"
 
 
 def find_output_dir(arguments: EvaluationArguments) -> Path | None:
@@ -388,7 +408,8 @@ def run(arguments: EvaluationArguments, argv: list[str] | None) -> None:
     processes = Processes.from_environment()
     records = read_records(arguments)
     task = find_scored_task(arguments, records)
-    arguments.bleu_tokenize = find_tokenizer(arguments, records)
+    check_scores(arguments, task)
+    settle_scores(arguments, records)
     # A wrong tokeniser or a missing library is found now rather than after an hour of translating.
     arguments.score(task, ["a"], ["a"], ter=False)
     output_dir = find_output_dir(arguments)

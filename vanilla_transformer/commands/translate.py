@@ -18,8 +18,8 @@ On many processes and machines, which share a folder, each takes parts of the in
     torchrun --nproc_per_node 8 -m vanilla_transformer translate --model_name_or_path out/my-model \
         --input_file corpus.en --output_file corpus.de
 
-With --n_best N, each input line gives N output lines, best first, of three fields with tabs in between: the input
-line's number, counted from 1, the score (log-probability over the length penalty), and the translation.
+With --n_best N, each source gives N output lines, best first, of three fields with tabs in between: the source's
+number, counted from 1 (a table's header is none), the score (log-probability over the length penalty), the translation.
 
 With --glossary, the translation of each term in a line appears in its translation, as whole words; beam search finds
 the best place. terms.tsv has lines such as "term TAB Begriff", with a tab before each alternative ("TAB Begriffe").
@@ -120,14 +120,14 @@ _NEEDS = {
 def read_input(arguments: TranslationArguments) -> Iterator[str]:
     """The sources in the files, or of stdin read like a file: UTF-8 whatever the locale, only line feeds end a line."""
     from vanilla_transformer.data.lines import decode_lines
-    from vanilla_transformer.data.records import EVERYTHING, RecordFile, find_files
+    from vanilla_transformer.data.records import EVERYTHING, find_records
 
     if arguments.input_file is None:
         has_bytes = isinstance(sys.stdin, io.TextIOWrapper)
         yield from decode_lines(sys.stdin.buffer, "standard input") if has_bytes else sys.stdin
         return
-    for path in find_files(arguments.input_file):
-        yield from RecordFile(path, arguments.source_column).texts(EVERYTHING)
+    for file in find_records(arguments.input_file, arguments.source_column):
+        yield from file.texts(EVERYTHING)
 
 
 def load(arguments: TranslationArguments) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:

@@ -299,3 +299,11 @@ class RecordFile:
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{where}: the source is {value!r} ({type(value).__name__}), not a string.")
         return without_surrogates(value or "")
+
+
+def find_records(path: str, column: str | None = None) -> list[RecordFile]:
+    """The files that `find_files` finds; a `column` is an error where none of them has columns."""
+    files = [RecordFile(each, column) for each in find_files(path)]
+    if column is not None and all(file.kind == "text" for file in files):
+        raise ValueError(f"{path} is text, which has no column {column!r}: name none, or give a table.")
+    return files

@@ -76,7 +76,8 @@ class InferenceArguments:
             return self.source_prefix
         task, pairs = self.find_task(model), find_directions(model.config)
         langs = None if self.source_lang is None or self.target_lang is None else (self.source_lang, self.target_lang)
-        if task is TRANSLATION and len(pairs) > 1 and langs not in pairs:
+        is_unclear = len(pairs) > 1 if langs is None else bool(pairs) and langs not in pairs
+        if task is TRANSLATION and is_unclear:
             known = ", ".join(map(" to ".join, pairs))
             raise ValueError(
                 f"The model translates {known}: name the languages with --source_lang and --target_lang, or what it "
@@ -105,8 +106,15 @@ class InferenceArguments:
         check_languages(model, self.source_lang, self.target_lang)
         given = {name: getattr(self, name) for name in _SEARCH}
         generate_kwargs = {name: value for name, value in given.items() if value is not None}
-        if self.source_lang is not None and self.target_lang is not None and is_multilingual(tokenizer):
+        if not is_multilingual(tokenizer):
+            return generate_kwargs
+        if self.source_lang is not None and self.target_lang is not None:
             generate_kwargs |= set_languages(tokenizer, source_lang=self.source_lang, target_lang=self.target_lang)
+        elif model.generation_config.forced_bos_token_id is None:
+            raise ValueError(
+                "The model knows many languages: name those of the text and of its translation with --source_lang and "
+                "--target_lang."
+            )
         return generate_kwargs
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vanilla_transformer.data.lines import read_lines
+from vanilla_transformer.data.records import find_kind
 
 from .evaluate import LINE_FILES, SCORES, TEXTS_FILE
 from .scores import ROUGE_TYPES, Bleu, Chrf, Rouge, import_sacrebleu
@@ -195,7 +196,7 @@ def find_references(saved: Mapping[str, list[str]]) -> list[str]:
 def _read_system(path: Path) -> tuple[list[str], list[str] | None]:
     if path.is_dir() and (path / TEXTS_FILE).exists():
         return _read_rows(path / TEXTS_FILE)
-    if path.suffix == ".jsonl":
+    if find_kind(str(path)) == "jsonl":
         return _read_rows(path)
     if not path.is_dir():
         return read_lines(path), None

@@ -19,6 +19,7 @@ from vanilla_transformer.model.generation_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerGenerationMixin,
 )
+from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
 from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
@@ -40,7 +41,7 @@ class Ensemble(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedMo
             several seeds; sizes may differ. They are used as they are, not copied.
 
     Raises:
-        ValueError: If there is no member, one is of another class, or vocabularies or special tokens differ.
+        ValueError: If there is no member, one is of another class, or vocabularies, special tokens or languages differ.
 
     Example:
         ```python
@@ -156,6 +157,10 @@ def _check(members: Sequence[Any]) -> None:
                     f"The members of an ensemble need one tokenizer: {name} is {first} in the first and {other} in "
                     f"number {number}."
                 )
+        own, found = (find_directions(each.config) for each in (members[0], member))
+        if own and found and own != found:
+            told = " and ".join("/".join(map(" to ".join, pairs)) for pairs in (own, found))
+            raise ValueError(f"The members of an ensemble translate the same languages, not {told} (number {number}).")
 
 
 class _Encoders(nn.Module):

@@ -24,9 +24,9 @@ import torch
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.records import Part, RecordFile, find_files
+from vanilla_transformer.data.records import Part, RecordFile, find_records
 from vanilla_transformer.data.vocabularies import get_vocabularies
-from vanilla_transformer.files import locked
+from vanilla_transformer.files import locked, read_architecture
 from vanilla_transformer.memory import release_kept_memory
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
 
@@ -34,7 +34,7 @@ from .loading import is_multilingual
 from .outputs import MakePairs
 from .parts import Output, Product, Work, find_lock, write_whole
 from .processes import Processes
-from .translate import TranslationModel, Translator, progress_bar
+from .translate import TranslationModel, Translator, length_limit, progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def translate_file(
 
         def plan() -> Work:
             stack.enter_context(locked(find_lock(output), str(output)))
-            files = [RecordFile(path, source_column) for path in find_files(os.fspath(input_file))]
+            files = find_records(os.fspath(input_file), source_column)
             output.check(files)
 
             def read() -> Contents:
@@ -195,6 +195,7 @@ def prepare(
         if _can_go_on(work, product, settings, processes):
             done = sum(work.parts[number].count for number in work.find_finished())
             logger.info("%s: %d of %d %ss are done, going on", product, done, work.total, unit)
+            work.inputs = contents.files  # what was read now; where it was then, there may be something else
             return work
         work.discard()
     product.check_new()
@@ -320,9 +321,15 @@ def describe_settings(
     vocabulary = json.dumps(sorted(source_vocabulary.items()))
     if target_vocabulary is not source_vocabulary:
         vocabulary += json.dumps(sorted(target_vocabulary.items()))
+    if tokenizer.is_fast:  # what it does besides; how it pads and truncates changes with every call
+        own = json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())
+        vocabulary += json.dumps({name: own[name] for name in sorted(own) if name not in ("padding", "truncation")})
+    config = cast(Any, model).config
     languages = [tokenizer.src_lang, tokenizer.tgt_lang] if is_multilingual(tokenizer) else None
     return {
         "model": weights.hexdigest(),
+        "architecture": json.dumps(read_architecture(config.to_dict()), sort_keys=True, default=str),
+        "limit": length_limit(tokenizer, options.get("max_source_length"), config),
         "dtype": str(cast(Any, model).dtype),
         "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),

@@ -73,6 +73,8 @@ class Translator:
         names = batch.column_names if is_table else list(batch)
         if self.source_column not in names:
             raise ValueError(f"No column {self.source_column!r}; the columns are {', '.join(map(repr, names))}.")
+        if self.target_column in names:
+            raise ValueError(f"There is a column {self.target_column!r} already. Name another target_column.")
         sources = batch[self.source_column].to_pylist() if is_table else batch[self.source_column].tolist()
         texts = translation.translate(
             self.model, self.tokenizer, ["" if source is None else source for source in sources], **self.options

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_files
+from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_files, find_records
 
 from .outputs import Piece
 from .scores import Bleu, Chrf
@@ -167,7 +167,7 @@ def find_references(
     `source_column` is the input's, if it was named.
     """
     if column is not None and reference_file is not None:
-        return [RecordFile(path, column) for path in find_files(reference_file)]
+        return find_records(reference_file, column)
     if reference_file is not None:
         return [_choose_references(RecordFile(path), is_input=False) for path in find_files(reference_file)]
     files = [RecordFile(path, column or source_column) for path in find_files(input_file)]

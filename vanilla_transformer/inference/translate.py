@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.vocabularies import check_text_target
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
     WINDOW_SIZE,
     count_sentences,
@@ -36,6 +37,9 @@ _NO_LENGTH_LIMIT = 10**20  # a tokenizer that knows no limit says 1e30
 # of the sources for every beam at every step: on a CPU it is slower in larger batches.
 DEFAULT_BATCH_TOKENS = 8192
 DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
+# Models of the library without a limit of their own, such as T5, would stop after its 20 tokens.
+_LIBRARY_MAX_LENGTH = 20
+_MAX_NEW_TOKENS_OF_OTHERS = 256
 
 
 class TranslationModel(Protocol):
@@ -66,17 +70,36 @@ def inference(model: TranslationModel) -> Iterator[None]:
             module.training = training
 
 
+def count_text_positions(config: Any) -> int | None:
+    """How many tokens of a text a model has positions for, by its configuration; `None`: any number."""
+    if config.model_type == VanillaTransformerConfig.model_type:
+        return count_learned_positions(config)
+    # Those of the library have a table of them; composite models have a configuration for each stack.
+    return getattr(getattr(config, "encoder", config), "max_position_embeddings", None)
+
+
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: Any = None) -> int | None:
     """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any.
 
-    With a model's `config` it is never more than there are learned positions.
+    With a model's `config` it is never more than it has positions for.
     """
     least = tokenizer.num_special_tokens_to_add() + 1
     if max_length is not None and max_length < least:
         raise ValueError(f"The maximum length is {max_length} tokens; it must be at least {least} with this tokenizer.")
     own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LENGTH_LIMIT else None
-    limits = [own if max_length is None else max_length, None if config is None else count_learned_positions(config)]
+    limits = [own if max_length is None else max_length, None if config is None else count_text_positions(config)]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def find_length_settings(model: Any, generate_kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """The limit of translations for `generate`, of a model of the library for which nothing else has one."""
+    if is_vanilla(model) or any(generate_kwargs.get(name) is not None for name in ("max_length", "max_new_tokens")):
+        return {}
+    config = generate_kwargs.get("generation_config") or model.generation_config
+    if config.max_new_tokens is not None or config.max_length not in (None, _LIBRARY_MAX_LENGTH):
+        return {}
+    positions = count_text_positions(model.config) or _MAX_NEW_TOKENS_OF_OTHERS + 1
+    return {"max_new_tokens": min(_MAX_NEW_TOKENS_OF_OTHERS, positions - 1)}
 
 
 def encode_texts(
@@ -158,7 +181,8 @@ class Translator:
         self.num_translations = n_best or 1
         self.has_scores = n_best is not None and self.num_beams > 1
         own = sequence_score_settings(self.model) if self.has_scores else {"return_dict_in_generate": False}
-        self.generate_kwargs = {**generate_kwargs, "num_return_sequences": self.num_translations, **own}
+        limit = find_length_settings(self.model, generate_kwargs)
+        self.generate_kwargs = {**generate_kwargs, "num_return_sequences": self.num_translations, **own, **limit}
         if batch_size is None and max_batch_tokens is None:
             max_batch_tokens = DEFAULT_BATCH_TOKENS if is_vanilla(self.model) else DEFAULT_BATCH_TOKENS_OF_OTHERS
         rows = max(self.num_beams, self.num_translations)
@@ -323,8 +347,8 @@ def translate_lines(
 ) -> Iterator[str]:
     """Translates a stream of lines that need not fit in memory, in order and as soon as the order allows.
 
-    `lines` may be an open text file. With `n_best` there are so many output lines per input line, best first: the input
-    line's number, the score and the translation, with tabs in between. Reading runs ahead of what has been yielded by
+    `lines` may be an open text file. With `n_best` there are so many output lines per input line, best first: the
+    source's number, the score and the translation, with tabs in between. Reading runs ahead of what has been yielded by
     at most `window_size` lines, of which those of like length are translated together. `first_line` and `total` are the
     numbers of the first and last line. `options` are those of [`translate`] and of `generate`.
     """

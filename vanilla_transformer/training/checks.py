@@ -8,9 +8,8 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from vanilla_transformer.data.vocabularies import get_vocabularies, load_needed_tokenizer
 from vanilla_transformer.files import explain_missing_model
-from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.inference.translate import count_text_positions
 from vanilla_transformer.model.pipeline_vanilla_transformer import find_directions
-from vanilla_transformer.model.positions_vanilla_transformer import count_learned_positions
 from vanilla_transformer.tasks import TRANSLATION, Task, find_prefix
 
 from .arguments import DataArguments, TranslationTrainingArguments
@@ -69,8 +68,7 @@ def check_target_tokens(tokenizer: PreTrainedTokenizerBase, directions: Mapping[
 
 def check_lengths(config: PreTrainedConfig, arguments: DataArguments) -> None:
     """Refuses texts that may be longer than a model's table of positions."""
-    is_own = config.model_type == VanillaTransformerConfig.model_type
-    positions = count_learned_positions(config) if is_own else getattr(config, "max_position_embeddings", None)
+    positions = count_text_positions(config)
     lengths = dict(zip(("max_source_length", "max_target_length"), arguments.lengths, strict=True))
     if positions is not None and (
         longer := [f"{name}={length}" for name, length in lengths.items() if length > positions]
