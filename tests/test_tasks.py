@@ -236,6 +236,14 @@ class TestConfiguration:
         record_directions(config, {("en", "de"): "<2de> ", ("de", "en"): "<2en> "})
         assert find_prefix(config, TRANSLATION) == ""
 
+    def test_a_prefix_that_training_changes_is_changed_for_the_languages_too(self) -> None:
+        """Though a later training does not name them: they are the model's."""
+        config: Any = VanillaTransformerConfig(langs=["en", "de"])
+        record_task(config, TRANSLATION, prefix="A: ", langs=["en", "de"])
+        for prefix in ("B: ", ""):
+            record_task(config, TRANSLATION, prefix=prefix)
+            assert [find_prefix(config, TRANSLATION, langs=langs) for langs in (None, ["en", "de"])] == [prefix] * 2
+
     def test_a_model_for_translation_says_nothing_and_of_several_tasks_none_is_the_one(self) -> None:
         config: Any = VanillaTransformerConfig(langs=["en", "de"])
         record_task(config, TRANSLATION, langs=["en", "de"])

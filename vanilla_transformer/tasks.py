@@ -100,19 +100,20 @@ def find_task(config: PreTrainedConfig | Mapping[str, Any]) -> Task:
     return named[0] if len(named) == 1 else TRANSLATION
 
 
-def _entries_to_ask(task: Task, langs: Sequence[str] | None) -> list[str]:
-    """The names of the task's entries, the most special one first."""
-    pair = [f"translation_{langs[0]}_to_{langs[1]}"] if task is TRANSLATION and langs else []
-    return [*pair, task.pipeline]
+def _entries_to_ask(task: Task, langs: Sequence[str] | None, entries: Mapping[str, Any]) -> list[str]:
+    """The names of the task's entries, the most special one first; where only one has languages, they need no name."""
+    if task is not TRANSLATION:
+        return [task.pipeline]
+    if langs:
+        return [f"translation_{langs[0]}_to_{langs[1]}", task.pipeline]
+    pairs = [name for name in entries if name.startswith("translation_")]
+    return [task.pipeline, *pairs] if len(pairs) == 1 else [task.pipeline]
 
 
 def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, langs: Sequence[str] | None = None) -> str:
     """What a model wants before each source when used for the task; `langs` are its source and target language."""
     entries = _entries(config)
-    names = _entries_to_ask(task, langs)
-    if task is TRANSLATION and langs is None:
-        pairs = [name for name in entries if name.startswith("translation_")]
-        names += pairs if len(pairs) == 1 else []  # the languages need no name
+    names = _entries_to_ask(task, langs, entries)
     prefixes = (entries[name].get("prefix") for name in names if name in entries)
     return next((str(prefix) for prefix in prefixes if prefix), "")
 
@@ -120,7 +121,7 @@ def find_prefix(config: PreTrainedConfig | Mapping[str, Any], task: Task, *, lan
 def record_task(config: PreTrainedConfig, task: Task, *, prefix: str = "", langs: Sequence[str] | None = None) -> None:
     """Writes into a configuration what its model is trained for; other tasks are dropped: the model unlearns them."""
     entries = {name: dict(entry) for name, entry in _entries(config).items() if _belongs(name, task)}
-    for name in _entries_to_ask(task, langs):
+    for name in _entries_to_ask(task, langs, entries):
         if prefix:
             entries.setdefault(name, {})["prefix"] = prefix
         elif task is not TRANSLATION or name in entries:

@@ -155,6 +155,11 @@ def test_the_default_rules_leave_translations(language: str) -> None:
     assert kept == GOOD[language], [str(rules[each]) for each in verdicts if each < len(rules)]
 
 
+def test_an_ideograph_is_several_letters() -> None:
+    pairs = [("学校", "โรงเรียน"), ("医院", "โรงพยาบาล"), ("他是医生。", "เขาเป็นหมอ")]
+    assert clean_pairs(make_rules(default_rules("zh", "th")), pairs)[0] == pairs
+
+
 def test_the_default_rules_mend_and_remove() -> None:
     rules = make_rules(default_rules("en", "de"))
     pairs = [

@@ -129,9 +129,11 @@ def test_header_says_which_columns(tmp_path: Path, header: list[str], options: d
         assert load(path, **options) == [("yes", "Ja"), ("no", "Nein")]
 
 
-def test_without_a_known_header_all_lines_are_data(tmp_path: Path) -> None:
+def test_without_a_known_header_all_lines_are_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_lines(tmp_path / "corpus.tsv", ["well\tgut\tnote", "yes\tja\tCC-BY"])
     assert load(path) == [("well", "gut"), ("yes", "ja")]
+    said = "of 3, the first two are read: 'well' for the source and 'gut' for the target"
+    assert caplog.text.count(said) == 1, "they may be others"
     assert load(path, source_lang="en", target_lang="fr") == [("well", "gut"), ("yes", "ja")]
     assert load(path, source_lang="gut", target_lang="well") == [("ja", "yes")]
 
@@ -158,12 +160,27 @@ def test_local_folder_is_loaded_by_split_and_stays_on_disk(tmp_path: Path) -> No
         load_parallel_corpus(dataset_name=str(tmp_path / "train.jsonl"))
 
 
+def test_a_stream_prepares_no_other_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "corpus").mkdir()
+    for split, pairs in (("train", PAIRS[:4]), ("validation", PAIRS[4:])):
+        write_json(tmp_path / "corpus" / f"{split}.jsonl", pairs)
+    Dataset.from_dict({"source": ["a"] * 5000, "target": ["b"] * 5000}).save_to_disk(tmp_path / "saved")
+    options: dict[str, Any] = {"streaming": True, "split": "validation"}
+    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / "corpus"), **options)) == PAIRS[4:]
+    assert not list(tmp_path.glob("cache/**/*.arrow"))
+    saved = load_parallel_corpus(dataset_name=str(tmp_path / "saved"), streaming=True)
+    assert to_pairs(saved) == [("a", "b")] * 5000
+
+
 def test_saved_datasets_are_loaded_by_split(tmp_path: Path) -> None:
     train = Dataset.from_dict({"source": ["a"], "target": ["b"]})
     DatasetDict({"train": train, "dev": train}).save_to_disk(tmp_path / "splits")
     train.save_to_disk(tmp_path / "lone")
     for name, split in (("splits", "train"), ("splits", "dev"), ("lone", "train")):
         assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / name), split=split)) == [("a", "b")]
+    train.add_column("id", [7]).with_format("numpy", columns=["id"]).save_to_disk(tmp_path / "formatted")
+    assert to_pairs(load_parallel_corpus(dataset_name=str(tmp_path / "formatted"))) == [("a", "b")]
     with pytest.raises(ValueError, match=r"splits: no split 'test'; the splits are 'train', 'dev'\."):
         load_parallel_corpus(dataset_name=str(tmp_path / "splits"), split="test")
     with pytest.raises(ValueError, match=r"lone: no split 'validation'; the splits are 'train'\."):
@@ -174,6 +191,15 @@ def test_misaligned_files_are_noticed_behind_the_samples(tmp_path: Path) -> None
     files = [write_lines(tmp_path / "a.en", ["x"] * 3), write_lines(tmp_path / "a.de.gz", ["x"] * 2)]
     with pytest.raises(ValueError, match=r"a\.de\.gz ends after line 2, but .*a\.en goes on"):
         load_parallel_corpus(files=files, max_samples=1)
+
+
+def test_which_of_two_texts_is_the_source_is_not_guessed(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.en", ["x"])
+    write_lines(tmp_path / "a.de", ["y"])
+    with pytest.raises(ValueError, match="two aligned text files, the source file first"):
+        load(tmp_path / "a.*", source_lang="en", target_lang="de")
+    files = [tmp_path / "*.en", tmp_path / "*.de"]
+    assert to_pairs(load_parallel_corpus(files=files)) == [("x", "y")]
 
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
@@ -226,6 +252,7 @@ def test_malformed_rows_name_the_line(tmp_path: Path, name: str, text: str, mess
     ("line", "message"),
     [
         ("[", "not JSON lines"),
+        ('{"source": ' + "[" * 200_000, "not JSON lines"),
         ('["a", "b"]', "a list; JSON lines"),
         ('{"source": "a"}', "no 'target'; the keys are 'source'"),
         ('{"source": "a", "target": 5}', r"the target is 5 \(int\), not a string"),

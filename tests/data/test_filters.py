@@ -87,6 +87,8 @@ def test_what_is_found_in_texts() -> None:
     assert find_tags('<a href="x">y</a><br/>') == ["a", "/a", "br", "/br"]
     for text in ("<![LOG[done]LOG]!>", "<![%HTML;[ x", "<![foo]>", "<![ x", "<![CDATA[x]]>", "<<![![x"):
         assert find_tags(text) == ["!["]
+    rest = "x " * 5000  # in which Python's parser would look for the end of "<b"
+    assert find_tags(f'<A href="x">1 < 2</a> <br/>{rest}<b ') == ["a", "/a", "br"]
 
 
 def test_texts_are_mended() -> None:
@@ -120,6 +122,12 @@ def make_detector(languages: list[str]) -> detection.Detector:
 def test_a_detector_of_ones_own(texts: tuple[str, str], parameters: dict[str, Any], expected: bool) -> None:
     own: dict[str, Any] = {"languages": ["en", "de"], "id_method": f"{__name__}:make_detector"}
     assert accepts("LanguageIDFilter", *texts, **(own | parameters)) is expected
+
+
+def test_two_spellings_of_one_language_are_both_found() -> None:
+    rule: Any = make_rule("LanguageIDFilter", {"languages": ["zh_CN", "zh_TW"], "langid_languages": ["en"]})
+    assert rule.accepts("他是一位医生。", "他是一位醫生。")
+    assert not rule.accepts("他是一位医生。", "He is a doctor.")
 
 
 def test_lingua_knows_languages() -> None:

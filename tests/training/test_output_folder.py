@@ -11,6 +11,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.training.arguments import DataArguments, ModelArguments, TranslationTrainingArguments
+from vanilla_transformer.training.examples import describe_files
 from vanilla_transformer.training.output_folder import ARGUMENTS_FILE, check_output_dir, claim_output_dir
 from vanilla_transformer.training.setup import load_or_train_tokenizer
 
@@ -106,3 +107,20 @@ def test_dropping_empty_lines_goes_on_with_the_same_run(tmp_path: Path) -> None:
     data: dict[str, Any] = {"train_file": ["in memory"], "streaming": True}
     claim_output_dir(tmp_path, TINY, DataArguments(**data), make_arguments(tmp_path), TOKENIZER)
     check_output_dir(tmp_path, TINY, DataArguments(**data, drop_empty_lines=True))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_files_of_a_local_dataset_tell_it_from_another(tmp_path: Path, streaming: bool) -> None:
+    Dataset.from_dict({"source": ["a"], "target": ["b"]}).save_to_disk(tmp_path / "corpus")
+    arguments = DataArguments(dataset_name=str(tmp_path / "corpus"), streaming=streaming)
+    described = describe_files(arguments)
+    names = {"data-00000-of-00001.arrow", "dataset_info.json", "state.json"}
+    assert described.keys() == {str(tmp_path / "corpus" / name) for name in names}
+    for own in ("cache-1.arrow", ".git/HEAD"):  # what others keep there
+        path = tmp_path / "corpus" / own
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert describe_files(arguments) == described
+    (tmp_path / "corpus" / "state.json").write_text("{}")
+    assert describe_files(arguments) != described
+    assert describe_files(DataArguments(dataset_name="name/of-the-hub")) == {}

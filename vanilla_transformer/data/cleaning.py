@@ -139,13 +139,15 @@ def default_rules(source_lang: str, target_lang: str) -> list[dict[str, Any]]:
     longest = [1000 if script in _UNDIVIDED else 200 for script in scripts]
     # Letters are as many as letters, not as words.
     ratio_units = ["char"] * 2 if _UNDIVIDED.intersection(scripts) else units
+    # One ideograph is about as much as 3 to 6 letters.
+    ratio = 12 if _UNDIVIDED.intersection(scripts) and _IDEOGRAPHS.intersection(scripts) else 4
     rules: list[dict[str, Any]] = [
         {"FixEncoding": {}},
         {"WhitespaceNormalizer": {}},
         {"EncodingFilter": {}},
         {"HtmlTagFilter": {}},
         {"LengthFilter": {"min_length": 1, "max_length": longest, "unit": units}},
-        {"LengthRatioFilter": {"threshold": 4, "unit": ratio_units}},
+        {"LengthRatioFilter": {"threshold": ratio, "unit": ratio_units}},
         {"LongWordFilter": {"threshold": [40 if unit == "word" else 400 for unit in units]}},
         {"AlphabetRatioFilter": {"threshold": 0.4, "exclude_whitespace": True}},
         {"SimilarityFilter": {"threshold": 1.0, "lowercase": True}},

@@ -35,7 +35,7 @@ def _load_saved_split(dataset_name: str, split: str) -> Dataset | None:
     splits = dataset if isinstance(dataset, DatasetDict) else {str(dataset.split or "train"): dataset}
     if split not in splits:
         raise ValueError(f"{dataset_name}: no split {split!r}; the splits are {', '.join(map(repr, splits))}.")
-    return splits[split]
+    return splits[split].with_format(None)  # one that was set is saved, too
 
 
 @dataclass
@@ -137,6 +137,7 @@ def load_parallel_corpus(
     usual_columns: tuple[tuple[str, str], ...] = USUAL_COLUMNS,
     max_samples: int | None = None,
     empty_lines: EmptyLines = "error",
+    streaming: bool = False,
 ) -> Dataset:
     r"""Loads sentence pairs from files or a dataset into one of exactly two string columns, "source" and "target".
 
@@ -155,9 +156,9 @@ def load_parallel_corpus(
     ({language: text}); else the only pair of `usual_columns`, those of summaries, say, that is there.
 
     `dataset_name`, instead of `files`, is a dataset on the Hub, a local folder of one, or a folder written by
-    `save_to_disk`; `dataset_config_name` and `split` are as `datasets.load_dataset` understands them. `max_samples`
-    keeps so many pairs from the beginning. Pairs that are empty (null, or white space only) on one side or both are an
-    error, or with `empty_lines="drop"` left out and counted in the log.
+    `save_to_disk`; `dataset_config_name` and `split` are as `datasets.load_dataset` understands them; with `streaming`,
+    other splits are not prepared. `max_samples` keeps so many pairs from the beginning. Pairs that are empty (null, or
+    white space only) on one side or both are an error, or with `empty_lines="drop"` left out and counted in the log.
 
     Raises:
         FileNotFoundError, ConnectionError: if a file, the dataset or the Hub is not there.
@@ -165,7 +166,7 @@ def load_parallel_corpus(
     """
     wanted = Columns(source_column, target_column, source_lang, target_lang, usual_columns)
     parts = open_corpus(
-        wanted, files, dataset_name, dataset_config_name, split, max_samples, empty_lines, streaming=False
+        wanted, files, dataset_name, dataset_config_name, split, max_samples, empty_lines, streaming=streaming
     )
     return _collect_pairs(parts, max_samples, empty_lines)
 
@@ -174,7 +175,7 @@ def _collect_pairs(parts: list[Part], max_samples: int | None, empty_lines: Empt
     dropped = Tally()
     pairs = islice(good_pairs(parts, empty_lines=empty_lines, dropped=dropped), max_samples)
     features = Features({"source": Value("string"), "target": Value("string")})
-    if isinstance(parts[0], DatasetPart) and isinstance(parts[0].dataset, Dataset):
+    if len(parts) == 1 and isinstance(parts[0], DatasetPart) and isinstance(parts[0].dataset, Dataset):
         # Columns and rows are chosen without taking a memory-mapped dataset into memory.
         dataset, rows = parts[0].dataset.flatten().select_columns([*parts[0].columns]), [pair[0] - 1 for pair in pairs]
         dataset = dataset.rename_columns(dict(zip(parts[0].columns, features, strict=True)))

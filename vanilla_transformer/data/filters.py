@@ -18,13 +18,17 @@ import regex
 
 from vanilla_transformer.files import explain_missing
 
-from .detection import DETECTORS, Detector, is_known_to_lingua, load_lingua
+from .detection import DETECTORS, Detector, find_iso_code, is_known_to_lingua, load_lingua
 
 # In ASCII: in scripts without spaces, letters and full-width marks follow at once.
 _ADDRESS = regex.compile(
-    r"(?:[a-z][a-z0-9+.-]*://|www\.)[!#-;=?-~]+|[a-z0-9_.+-]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+",
+    # So many characters at most, or the time for a long word would grow with its square.
+    r"(?:[a-z][a-z0-9+.-]{0,20}://|www\.)[!#-;=?-~]+|[a-z0-9_.+-]{1,64}@[a-z0-9-]+(?:\.[a-z0-9-]+)+",
     regex.IGNORECASE | regex.ASCII,
 )
+# Python's parser needs time with the square of a text's length for tags that do not end.
+_LONG_TEXT = 5000
+_TAG = regex.compile(r"<(/?[a-z][^\s/<>]*)[^<>]*>", regex.IGNORECASE | regex.ASCII)
 # Of 1,234.5 and 1.234,5; a space divides groups of three digits.
 _NUMBER = regex.compile(r"(?:\p{Nd}{1,3}(?:\s\p{Nd}{3})+(?!\p{Nd})|\p{Nd}+)(?:[.,:']\p{Nd}+)*")
 _NOT_ALPHABETIC = regex.compile(r"\p{Alphabetic=No}")
@@ -193,6 +197,8 @@ def find_tags(text: str) -> list[str]:
     """The names of HTML's or XML's tags in a text: those of end tags with a slash before them, XML's "![" first."""
     if "<" not in text:
         return []
+    if len(text) > _LONG_TEXT:
+        return [tag.lower() for tag in _TAG.findall(text)]
     # Python's parser fails at words behind it that it does not know; newer versions leave it out.
     found, text = text.count("<![") * ["!["], text.replace("<![", " ")
     parser = _Tags()
@@ -310,9 +316,19 @@ class LanguageIDFilter(Filter):
             raise ValueError(f"{self}: id_method is {self.id_method!r}, and {module} has no {function!r}.")
         return make(languages)
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """What the detector calls the languages: lingua, those of one code (zh_CN and zh_TW) as the first of them."""
+        if self.id_method != "lingua":
+            return list(self.languages)
+        firsts: dict[str, str] = {}
+        for language in [*self.languages, *(self.langid_languages or ())]:
+            firsts.setdefault(find_iso_code(language), language)
+        return [firsts[find_iso_code(language)] for language in self.languages]
+
     def accepts(self, source: str, target: str) -> bool:
         """Whether the pair stays."""
-        for text, language, least in zip((source, target), self.languages, self.thresholds, strict=True):
+        for text, language, least in zip((source, target), self._names, self.thresholds, strict=True):
             found = self._detect(text) if text else []
             if not found or not found[0].confidence:  # a text without letters is in no language
                 continue

@@ -8,6 +8,7 @@ whole file of `.csv` or gzip. The library's own reader of JSON takes "1984-03-21
 import csv
 import glob
 import json
+import logging
 import os
 import re
 from collections import Counter, deque
@@ -23,6 +24,8 @@ from datasets import Dataset, Features, IterableDataset, load_dataset
 
 from .lines import Lines, OnDamage, is_gzip, strip_line_end
 from .records import flatten_record
+
+logger = logging.getLogger(__name__)
 
 # A window of batches comes from many places of the corpus; there are more pairs where the parts would be too many.
 _PART_PAIRS = 2000
@@ -205,7 +208,7 @@ def _csv_row(line: str) -> list[str] | str:
 def _json_record(line: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{where}: not JSON lines, that is, one JSON object on each line: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}; JSON lines hold one JSON object on each line.")
@@ -366,6 +369,9 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
             f"{where}: {', '.join(map(repr, first))} look like names of columns, none of which was asked for: give two "
             "of them as source_column and target_column. If they are texts, put another line first."
         )
+    if header is None and len(first) > 2:
+        told = f"{first[0][:40]!r} for the source and {first[1][:40]!r} for the target"
+        logger.warning(f"{where}: no names of columns; of {len(first)}, the first two are read: {told}.")
     places = (first.index(header[0]), first.index(header[1])) if header else (0, 1)
     return [TableLines(block, places, len(first), number if header else None) for block in blocks]
 
@@ -424,7 +430,7 @@ def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
     """The parts of two aligned text files, or of any number of tables."""
     paths = list(expand_files(files))
     texts = [path for path in paths if not _is_table(path)]
-    if len(paths) == len(texts) == 2:
+    if len(files) == len(paths) == len(texts) == 2:  # of a pattern that finds both, which one is the source?
         return _divide_aligned(*paths)
     if texts or not paths:
         no_table = f"; {texts[0]} is no table" if texts else ""

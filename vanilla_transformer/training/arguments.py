@@ -191,6 +191,8 @@ class DataArguments:
     def _check_corpora(self) -> None:
         if self.builtin_corpus or not (self.train_file and self.dataset_name):
             _check_one(self, "builtin_corpus", "train_file", "dataset_name")
+        if not self.dataset_name and (self.dataset_config_name or self.train_split != "train"):
+            raise ValueError("dataset_config_name and train_split need dataset_name.")
         if self.builtin_corpus and self.validation_file:
             raise ValueError("validation_file: the built-in corpus has validation pairs of its own.")
         count = self.num_corpora

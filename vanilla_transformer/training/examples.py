@@ -80,7 +80,7 @@ def _read_corpora(arguments: DataArguments, directions: Mapping[Pair, str], seed
     corpora = {"train": loaded[0] if len(loaded) == 1 else _mix(loaded, arguments, seed)}
     places = [{"files": files} for files in arguments.validation_files]
     if not places and arguments.dataset_name and arguments.validation_split:
-        places = [dataset | {"split": arguments.validation_split}]
+        places = [dataset | {"split": arguments.validation_split, "streaming": arguments.streaming}]
     if places:
         limit = {"max_samples": arguments.max_eval_samples}
         corpora["validation"] = mix_corpora(load(load_parallel_corpus, [place | limit for place in places]))
@@ -130,11 +130,20 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
 
 def describe_files(arguments: DataArguments) -> dict[str, str | int]:
     """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes."""
-    described: dict[str, str | int] = {}
-    for corpora, is_stream in ((arguments.train_files, arguments.streaming), (arguments.validation_files, False)):
-        for path in map(Path, expand_files([file for files in corpora for file in files])):
-            described[str(path)] = path.stat().st_size if is_stream else digest_files([path])[path.name]
-    return described
+    streamed = list(expand_files([file for files in arguments.train_files for file in files]))
+    whole = list(expand_files([file for files in arguments.validation_files for file in files]))
+    if arguments.dataset_name is not None:
+        streamed += _list_folder(Path(arguments.dataset_name))
+    if not arguments.streaming:
+        streamed, whole = [], streamed + whole
+    sizes: dict[str, str | int] = {path: Path(path).stat().st_size for path in streamed}
+    return sizes | {path: digest_files([Path(path)])[Path(path).name] for path in whole}
+
+
+def _list_folder(folder: Path) -> list[str]:
+    """The files of a dataset's folder; none of one on the Hub. What `datasets` keeps there for itself is none of it."""
+    own = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [str(folder / path) for path in own if not any(name.startswith((".", "cache-")) for name in path.parts)]
 
 
 def known_languages(arguments: DataArguments) -> list[str] | None:
