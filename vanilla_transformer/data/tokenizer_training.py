@@ -192,9 +192,9 @@ def train_tokenizer(
     """Trains a tokenizer on `texts`; for a shared vocabulary these are the source and the target sentences.
 
     The result depends on the texts only, neither on their order nor on the number of threads: the same corpus gives the
-    same files, byte for byte. With `unigram` the pieces are the same, but neither the last digits of their probabilities
-    nor the ids of pieces that are about as likely. A warning says so where the texts have too few frequent pairs for so
-    many tokens, and where words or characters of theirs get no token.
+    same files, byte for byte. With `unigram` the pieces are the same, but neither the last digits of their
+    probabilities nor the ids of pieces that are about as likely. A warning says so where the texts have too few
+    frequent pairs for so many tokens, and where words or characters of theirs get no token.
 
     Args:
         texts: The sentences, read once.
