@@ -29,7 +29,7 @@ from vanilla_transformer.inference.translate import (
     length_limit,
     progress_bar,
 )
-from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, map_by_length
+from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, is_vanilla, map_by_length
 
 from .labels import Words, find_words, label_tokens
 
@@ -131,7 +131,8 @@ def _encode_source(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None, *, line_number: int
 ) -> list[int]:
     _check_characters("source", text)
-    limit = length_limit(tokenizer, max_length, model.config)
+    # Of another model's positions, `_limits_explained` tells: half of a text would show half of its attention.
+    limit = length_limit(tokenizer, max_length, model.config if is_vanilla(model) else None)
     return encode_texts(tokenizer, [text], limit=limit, line_numbers=[line_number])[0]
 
 
@@ -155,7 +156,7 @@ def _read_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_ids: list[int], target: str, *, line_number: int
 ) -> _Pair:
     _check_characters("target", target)
-    limit = length_limit(tokenizer, None, model.config)
+    limit = length_limit(tokenizer, None, model.config if is_vanilla(model) else None)
     (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
     shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift is None:  # M2M100 has none, and shifts its labels like most of the others
