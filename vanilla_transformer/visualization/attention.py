@@ -29,7 +29,12 @@ from vanilla_transformer.inference.translate import (
     length_limit,
     progress_bar,
 )
-from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE, count_sentences, is_vanilla, map_by_length
+from vanilla_transformer.model.pipeline_vanilla_transformer import (
+    WINDOW_SIZE,
+    count_sentences,
+    is_vanilla,
+    map_by_length,
+)
 
 from .labels import Words, find_words, label_tokens
 
