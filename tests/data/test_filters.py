@@ -89,6 +89,7 @@ def test_what_is_found_in_texts() -> None:
         assert find_tags(text) == ["!["]
     rest = "x " * 5000  # in which Python's parser would look for the end of "<b"
     assert find_tags(f'<A href="x">1 < 2</a> <br/>{rest}<b ') == ["a", "/a", "br"]
+    assert find_tags(f"<![CDATA[{rest}") == ["!["]
 
 
 def test_texts_are_mended() -> None:

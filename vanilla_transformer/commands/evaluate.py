@@ -227,8 +227,8 @@ def settle_scores(arguments: EvaluationArguments, records: list[dict[str, Any]])
     words = arguments.bleu_tokenize
     if words is None and arguments.target_lang is not None:
         words = find_bleu_tokenizer([arguments.target_lang])
-    usual = find_bleu_tokenizer(None if arguments.compare else records[0].get("langs"))
-    arguments.bleu_tokenize = find("tok", "bleu_tokenize", words) or usual
+    langs = None if arguments.compare else records[0].get("langs")
+    arguments.bleu_tokenize = find("tok", "bleu_tokenize", words) or find_bleu_tokenizer(langs)
     case, stem = "lc" if arguments.lowercase else None, "yes" if arguments.rouge_stemmer else None
     arguments.lowercase = find("case", "lowercase", case) == "lc"
     arguments.rouge_tokenize = find("tok", "rouge_tokenize", arguments.rouge_tokenize, "rouge") or "unicode"

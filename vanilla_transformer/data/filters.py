@@ -28,7 +28,7 @@ _ADDRESS = regex.compile(
 )
 # Python's parser needs time with the square of a text's length for tags that do not end.
 _LONG_TEXT = 5000
-_TAG = regex.compile(r"<(/?[a-z][^\s/<>]*)[^<>]*>", regex.IGNORECASE | regex.ASCII)
+_TAG = regex.compile(r"<(/?[a-z][^\s/<>]*+)[^<>]*+>", regex.IGNORECASE | regex.ASCII)
 # Of 1,234.5 and 1.234,5; a space divides groups of three digits.
 _NUMBER = regex.compile(r"(?:\p{Nd}{1,3}(?:\s\p{Nd}{3})+(?!\p{Nd})|\p{Nd}+)(?:[.,:']\p{Nd}+)*")
 _NOT_ALPHABETIC = regex.compile(r"\p{Alphabetic=No}")
@@ -197,10 +197,10 @@ def find_tags(text: str) -> list[str]:
     """The names of HTML's or XML's tags in a text: those of end tags with a slash before them, XML's "![" first."""
     if "<" not in text:
         return []
-    if len(text) > _LONG_TEXT:
-        return [tag.lower() for tag in _TAG.findall(text)]
     # Python's parser fails at words behind it that it does not know; newer versions leave it out.
     found, text = text.count("<![") * ["!["], text.replace("<![", " ")
+    if len(text) > _LONG_TEXT:
+        return found + [tag.lower() for tag in _TAG.findall(text)]
     parser = _Tags()
     parser.feed(text)
     parser.close()
@@ -321,9 +321,8 @@ class LanguageIDFilter(Filter):
         """What the detector calls the languages: lingua, those of one code (zh_CN and zh_TW) as the first of them."""
         if self.id_method != "lingua":
             return list(self.languages)
-        firsts: dict[str, str] = {}
-        for language in [*self.languages, *(self.langid_languages or ())]:
-            firsts.setdefault(find_iso_code(language), language)
+        spelled = [*self.languages, *(self.langid_languages or ())]
+        firsts = {find_iso_code(language): language for language in reversed(spelled)}
         return [firsts[find_iso_code(language)] for language in self.languages]
 
     def accepts(self, source: str, target: str) -> bool:

@@ -318,12 +318,14 @@ def describe_settings(
         if not tensor.is_meta:
             weights.update(tensor.flatten()[:256].to("cpu", torch.float32).numpy().tobytes())
     source_vocabulary, target_vocabulary = get_vocabularies(tokenizer)
-    vocabulary = json.dumps(sorted(source_vocabulary.items()))
+    vocabulary: list[Any] = []
     if target_vocabulary is not source_vocabulary:
-        vocabulary += json.dumps(sorted(target_vocabulary.items()))
-    if tokenizer.is_fast:  # what it does besides; how it pads and truncates changes with every call
+        vocabulary.append(sorted(target_vocabulary.items()))
+    if tokenizer.is_fast:  # the source's is in what it does; how it pads and truncates changes with every call
         own = json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())
-        vocabulary += json.dumps({name: own[name] for name in sorted(own) if name not in ("padding", "truncation")})
+        vocabulary.append({name: own[name] for name in sorted(own) if name not in ("padding", "truncation")})
+    else:
+        vocabulary.append(sorted(source_vocabulary.items()))
     config = cast(Any, model).config
     languages = [tokenizer.src_lang, tokenizer.tgt_lang] if is_multilingual(tokenizer) else None
     return {
@@ -331,7 +333,7 @@ def describe_settings(
         "architecture": json.dumps(read_architecture(config.to_dict()), sort_keys=True, default=str),
         "limit": length_limit(tokenizer, options.get("max_source_length"), config),
         "dtype": str(cast(Any, model).dtype),
-        "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        "vocabulary": hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),
         "options": {name: str(value) for name, value in sorted(options.items())},
         **({} if languages is None else {"languages": languages}),

@@ -20,8 +20,10 @@ from transformers.utils.logging import tqdm
 from vanilla_transformer.data.vocabularies import check_text_target
 from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.pipeline_vanilla_transformer import (
+    LIBRARY_MAX_LENGTH,
     WINDOW_SIZE,
     count_sentences,
+    find_position_limit,
     is_vanilla,
     map_by_length,
     sequence_score_settings,
@@ -37,8 +39,7 @@ _NO_LENGTH_LIMIT = 10**20  # a tokenizer that knows no limit says 1e30
 # of the sources for every beam at every step: on a CPU it is slower in larger batches.
 DEFAULT_BATCH_TOKENS = 8192
 DEFAULT_BATCH_TOKENS_OF_OTHERS = 4096
-# Models of the library without a limit of their own, such as T5, would stop after its 20 tokens.
-_LIBRARY_MAX_LENGTH = 20
+# Where models of the library have no limit of their own, such as T5.
 _MAX_NEW_TOKENS_OF_OTHERS = 256
 
 
@@ -74,8 +75,7 @@ def count_text_positions(config: Any) -> int | None:
     """How many tokens of a text a model has positions for, by its configuration; `None`: any number."""
     if config.model_type == VanillaTransformerConfig.model_type:
         return count_learned_positions(config)
-    # Those of the library have a table of them; composite models have a configuration for each stack.
-    return getattr(getattr(config, "encoder", config), "max_position_embeddings", None)
+    return find_position_limit(config)
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: Any = None) -> int | None:
@@ -96,7 +96,7 @@ def find_length_settings(model: Any, generate_kwargs: Mapping[str, Any]) -> dict
     if is_vanilla(model) or any(generate_kwargs.get(name) is not None for name in ("max_length", "max_new_tokens")):
         return {}
     config = generate_kwargs.get("generation_config") or model.generation_config
-    if config.max_new_tokens is not None or config.max_length not in (None, _LIBRARY_MAX_LENGTH):
+    if config.max_new_tokens is not None or config.max_length not in (None, LIBRARY_MAX_LENGTH):
         return {}
     positions = count_text_positions(model.config) or _MAX_NEW_TOKENS_OF_OTHERS + 1
     return {"max_new_tokens": min(_MAX_NEW_TOKENS_OF_OTHERS, positions - 1)}

@@ -29,7 +29,7 @@ from transformers.utils.generic import ModelOutput
 logger = logging.get_logger(__name__)
 
 _UNLIMITED = int(1e20)  # anything beyond it is no limit to the library; tokenizers without one say 1e30
-_LIBRARY_MAX_LENGTH = 20  # the tokens that generate() makes when nothing sets a limit
+LIBRARY_MAX_LENGTH = 20  # the tokens that generate() makes when nothing sets a limit
 # generate() takes these limits by either name; where both are set, wherever they come from, the second one wins.
 _LIMITS = (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens"))
 # What a call may hold beside arguments of generate() and of the base class.
@@ -149,6 +149,15 @@ def is_language_token(tokenizer: Any, token_id: int | None) -> bool:
     # M2M100 finds its languages by their names, and no others.
     is_known = hasattr(tokenizer, "get_lang_id") or token_id in tokenizer.all_special_ids
     return is_known and token_id not in (None, tokenizer.unk_token_id)
+
+
+def find_position_limit(config: Any) -> int | None:
+    """How many positions the encoder's table has, by a configuration that says so."""
+    config = getattr(config, "encoder", config)  # composite models have one for each stack
+    limits = [getattr(config, f"max_{name}position_embeddings", None) for name in ("encoder_", "")]
+    is_learned = getattr(config, "position_embedding_type", None) == "learned"
+    offset = getattr(config, "position_offset", 0) if is_learned else 0
+    return next((limit - offset for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def sequence_score_settings(model: PreTrainedModel) -> dict[str, bool]:
@@ -328,7 +337,7 @@ class Text2TextGenerationPipeline(Pipeline):
 
     def check_inputs(self, input_length: int, min_length: int, max_length: int | None) -> bool:
         """Whether such lengths promise a good result, or warns; a `max_length` of None depends on the input."""
-        limit = min(self._tokenizer_limit() or _UNLIMITED, self._position_limit() or _UNLIMITED)
+        limit = min(self._tokenizer_limit() or _UNLIMITED, find_position_limit(self.model.config) or _UNLIMITED)
         if input_length > limit:
             logger.warning(
                 f"Your input has {input_length} tokens, more than the {limit} that the model is made for: the result"
@@ -403,7 +412,7 @@ class Text2TextGenerationPipeline(Pipeline):
         # Otherwise a tokenizer saved without its limit would truncate nothing, and one that allows more too little.
         limits = [self._tokenizer_limit()]
         if limits == [None] or getattr(self.model.config, "position_embedding_type", None) == "learned":
-            limits.append(self._position_limit())
+            limits.append(find_position_limit(self.model.config))
         return min(filter(None, limits), default=None)
 
     def _tokenize(self, text: str, **arguments: Any) -> BatchEncoding:
@@ -484,19 +493,12 @@ class Text2TextGenerationPipeline(Pipeline):
         """The least and the largest number of tokens that `generate()` will make, None where its input says that."""
         known = self._known_settings(settings)
         least = known.get("min_new_tokens") or known.get("min_length") or 0
-        default = None if is_vanilla(self.model) else _LIBRARY_MAX_LENGTH
+        default = None if is_vanilla(self.model) else LIBRARY_MAX_LENGTH
         return least, known.get("max_new_tokens") or known.get("max_length") or default
 
     def _tokenizer_limit(self) -> int | None:
         limit = self.tokenizer.model_max_length
         return limit if limit < _UNLIMITED else None
-
-    def _position_limit(self) -> int | None:
-        config = getattr(self.model.config, "encoder", self.model.config)  # composite models have one for each stack
-        limits = [getattr(config, f"max_{name}position_embeddings", None) for name in ("encoder_", "")]
-        is_learned = getattr(config, "position_embedding_type", None) == "learned"
-        offset = getattr(config, "position_offset", 0) if is_learned else 0
-        return next((limit - offset for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 class SummarizationPipeline(Text2TextGenerationPipeline):

@@ -136,9 +136,13 @@ def _encode_source(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, max_length: int | None, *, line_number: int
 ) -> list[int]:
     _check_characters("source", text)
-    # Of another model's positions, `_limits_explained` tells: half of a text would show half of its attention.
-    limit = length_limit(tokenizer, max_length, model.config if is_vanilla(model) else None)
+    limit = _find_limit(model, tokenizer, max_length)
     return encode_texts(tokenizer, [text], limit=limit, line_numbers=[line_number])[0]
+
+
+def _find_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int | None:
+    # Of another model's positions, `_limits_explained` tells: half of a text would show half of its attention.
+    return length_limit(tokenizer, max_length, model.config if is_vanilla(model) else None)
 
 
 def _check_characters(side: str, text: str) -> None:
@@ -161,7 +165,7 @@ def _read_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source_ids: list[int], target: str, *, line_number: int
 ) -> _Pair:
     _check_characters("target", target)
-    limit = length_limit(tokenizer, None, model.config if is_vanilla(model) else None)
+    limit = _find_limit(model, tokenizer, None)
     (target_ids,) = encode_texts(tokenizer, [target], limit=limit, line_numbers=[line_number], side="target")
     shift: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if shift is None:  # M2M100 has none, and shifts its labels like most of the others
