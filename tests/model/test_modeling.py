@@ -337,6 +337,20 @@ def test_a_tuple_of_the_encoder_is_taken_again() -> None:
 
 
 @pytest.mark.parametrize("sharing", ALL_SHARING)
+def test_hooks_on_the_input_embeddings_run(sharing: str) -> None:
+    """The noise of `neftune_noise_alpha` is one; also after resizing, and of the same table in all layouts."""
+    model = make_model(**ALL_SHARING[sharing])
+    shapes: list[torch.Size] = []
+    for _ in range(2):
+        hook = model.get_input_embeddings().register_forward_hook(lambda _, __, output: shapes.append(output.shape))
+        run(model, **INPUTS)
+        hook.remove()
+        assert shapes[0] == (*INPUTS["input_ids"].shape, model.config.d_model)
+        shapes.clear()
+        model.resize_token_embeddings(model.config.vocab_size + 2)
+
+
+@pytest.mark.parametrize("sharing", ALL_SHARING)
 def test_embeddings_instead_of_ids(sharing: str) -> None:
     model = make_model(**ALL_SHARING[sharing])
     embeddings = {

@@ -194,6 +194,11 @@ class TestRecipe:
         arguments = make_arguments(tmp_path, predict_with_generate=False)
         assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
 
+    def test_who_wants_the_loss_only_has_the_best_chosen_by_it(self, tmp_path: Path) -> None:
+        arguments = make_arguments(tmp_path, prediction_loss_only=True)
+        settle_training_arguments(arguments, VanillaTransformerConfig(), validates=True)
+        assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
+
     def test_without_validation_data_nothing_is_validated(self, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, corpora=DatasetDict(train=make_dataset(4)), max_steps=1)
         assert trainer.args.eval_strategy == IntervalStrategy.NO

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from library_models import make_marian
 from safetensors.torch import load_file, save_file
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, TrainerCallback, set_seed
+from transformers import DataCollatorForSeq2Seq, EvalPrediction, Seq2SeqTrainer, TrainerCallback, set_seed
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -402,6 +402,25 @@ class TestDivergence:
         assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
 
 
+@pytest.mark.parametrize("kind", ["own", "Marian"])
+def test_the_longest_generation_may_be_shorter_than_the_models_own(kind: str, tmp_path: Path) -> None:
+    """`generation_max_length` counts the start token, and counts more than a `max_new_tokens` of the model."""
+    data = Dataset.from_list(make_rows(3))
+    model: Any = make_model() if kind == "own" else make_marian(vocab_size=len(TOKENIZER))
+    model.generation_config.update(max_new_tokens=12, min_new_tokens=4)
+    settings: dict[str, Any] = {"predict_with_generate": True, "generation_max_length": 5}
+    trainer = make_trainer(tmp_path, model=model, load_best_model_at_end=False, **settings)
+
+    def measure(predicted: EvalPrediction) -> dict[str, float]:
+        written = (predicted.predictions != TOKENIZER.pad_token_id).any(axis=0)
+        return {"length": 1 + max(written.nonzero()[0])}
+
+    trainer.compute_metrics = measure
+    assert trainer.evaluate(data)["eval_length"] == 5
+    assert (trainer.predict(data).metrics or {})["test_length"] == 5
+    assert trainer.evaluate(data, max_new_tokens=7, min_new_tokens=7)["eval_length"] == 8
+
+
 @pytest.mark.parametrize("generate", [False, True])
 @pytest.mark.parametrize("budget", [None, BUDGET])
 def test_evaluating_changes_no_training(tmp_path: Path, budget: int | None, generate: bool) -> None:
@@ -492,6 +511,14 @@ class TestEarlyEnds:
         again = self.train(tmp_path, [], **settings)
         assert again.state.global_step == last
         assert same_weights(again.model, first.model)
+
+    def test_a_checkpoint_that_is_validated_again_counts_once(self, tmp_path: Path) -> None:
+        """`eval_on_start` also validates where a resumed run begins."""
+        settings = {"eval_on_start": True, "save_steps": 1}
+        self.train(tmp_path, [3.0, 5.0, 6.0], max_steps=2, **settings)
+        resumed = self.train(tmp_path, [6.0, 5.0, 4.0], **settings)
+        assert resumed.state.global_step == 4
+        assert [entry["step"] for entry in resumed.state.log_history if "eval_bleu" in entry] == [0, 1, 2, 2, 3, 4]
 
     def test_a_run_that_has_ended_early_trains_no_more(self, tmp_path: Path) -> None:
         first = self.train(tmp_path, [1.0, 5.0, 4.0, 3.0])

@@ -17,6 +17,11 @@ def test_a_schedule_by_a_metric_needs_validation_data(name: str, tmp_path: Path)
         check_validation(TranslationTrainingArguments(str(tmp_path), lr_scheduler_type=name))
 
 
+def test_a_validation_at_the_start_needs_validation_data(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="eval_on_start needs validation data"):
+        check_validation(TranslationTrainingArguments(str(tmp_path), eval_on_start=True))
+
+
 @pytest.mark.parametrize("kind", ["own", "Marian"])
 def test_texts_longer_than_a_models_positions_are_refused(kind: str) -> None:
     settings: dict[str, Any] = {"vocab_size": 99, "max_position_embeddings": 100}

@@ -304,8 +304,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Returns the source embedding table, (V, D)."""
-        return self.shared if self.config.share_encoder_decoder_embeddings else self.encoder.embed_tokens
+        """Returns the source embedding table, (V, D): the module that is called, so that hooks on it run."""
+        return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the source embedding table, and the target's where they are one."""

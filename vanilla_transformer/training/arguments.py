@@ -360,6 +360,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
                 f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "
                 "models at the end: give one of them."
             )
+        if self.prediction_loss_only:
+            self.predict_with_generate = False
         if self.metric_for_best_model is None and (self.load_best_model_at_end or self.early_stopping_patience):
             self.is_best_by_task = self.predict_with_generate
             self.metric_for_best_model = TRANSLATION.best_by if self.predict_with_generate else "loss"

@@ -55,7 +55,8 @@ class StopEarly(TrainerCallback):
     def is_over(self, args: TrainingArguments, state: TrainerState) -> bool:
         """Whether the log says that it is time to end."""
         name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-        values = [record[name] for record in state.log_history if name in record]
+        # A run that is resumed with eval_on_start validates its checkpoint once more.
+        values = list({record["step"]: record[name] for record in state.log_history if name in record}.values())
         if not values:
             return False
         best = max(values) if args.greater_is_better else min(values)

@@ -38,6 +38,8 @@ def check_validation(arguments: TranslationTrainingArguments) -> None:
     """Refuses, where there are no validation data, what needs them."""
     if arguments.early_stopping_patience is not None:
         raise ValueError("early_stopping_patience needs validation data.")
+    if arguments.eval_on_start:
+        raise ValueError("eval_on_start needs validation data.")
     if arguments.save_strategy == SaveStrategy.BEST:
         raise ValueError("save_strategy=best needs validation data.")
     if arguments.lr_scheduler_type in SCHEDULES_BY_METRIC:

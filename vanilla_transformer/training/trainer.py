@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, TrainOutput, seed_worker
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, SaveStrategy, TrainOutput, seed_worker
 
 from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_lengths
 from vanilla_transformer.data.padding import PaddedColumns
@@ -458,10 +458,25 @@ class TranslationTrainer(PushingTrainer):
         """Evaluates as the library does, but draws nothing from the random state of the training."""
         start, pause = time.perf_counter(), self._pause
         with torch.random.fork_rng([self.args.device] if self.args.device.type == "cuda" else []):
-            metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+            metrics: dict[str, float] = super().evaluate(*args, **self._limit_length(kwargs))
         # Not in addition to what was counted inside: several evaluation sets are evaluated by calls of this method.
         self._pause = pause + time.perf_counter() - start
         return metrics
+
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """Predicts as the library does."""
+        output: PredictionOutput = super().predict(*args, **self._limit_length(kwargs))
+        return output
+
+    def _limit_length(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Has `generation_max_length` count more than the model's own `max_new_tokens`, which `generate()` prefers."""
+        limit = getattr(self.args, "generation_max_length", None)
+        config = getattr(self.model, "generation_config", None)
+        if limit is None or getattr(config, "max_new_tokens", None) is None:
+            return kwargs
+        if any(kwargs.get(name) is not None for name in ("max_length", "max_new_tokens")):
+            return kwargs
+        return {**kwargs, "max_new_tokens": max(limit - 1, 1)}  # The start token counts towards a length.
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Whether this evaluation is the best so far by what was logged; of equal ones, the one with the lower loss."""
