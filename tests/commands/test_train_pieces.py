@@ -112,7 +112,7 @@ class TestStopEarly:
         arguments: Any = SimpleNamespace(metric_for_best_model="chrf", greater_is_better=greater, save_strategy="no")
         state: Any = SimpleNamespace(log_history=[{"loss": 1.0}])
         for count, value in enumerate(values, start=1):
-            state.log_history.append({"eval_chrf": value})
+            state.log_history.append({"eval_chrf": value, "step": count})
             control = TrainerControl()
             # A new one each time, as in a run that is resumed.
             StopEarly(patience).on_evaluate(arguments, state, control)
