@@ -124,8 +124,8 @@ def check_text_output(
 ) -> Path:
     """Makes sure, as `check_new_file`, that a file can be written as plain text, and is none of its `inputs`."""
     file = Path(path)
-    if file.suffix == ".gz":
-        raise ValueError(f"{file}: the output is written as plain text; leave out .gz.")
+    if file.suffix.lower() in (".gz", ".bz2", ".xz"):
+        raise ValueError(f"{file}: the output is written as plain text; leave out {file.suffix}.")
     if file.exists() and any(file.samefile(source) for source in inputs):
         raise ValueError(f"{file}: the output file is the input file.")
     return check_new_file(file, overwrite=overwrite)

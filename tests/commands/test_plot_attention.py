@@ -108,6 +108,7 @@ def test_files_of_pairs(run: Run, model_folder: Path, capsys: pytest.CaptureFixt
         ("--text TEXT --output_files a.png --align_head 0", "--align_head: only for --alignment_file"),
         ("--text TEXT --masks_file a.png --num_positions 3", "--num_positions: only for --positions_file"),
         ("--text TEXT --alignment_file a.gz", "a.gz: the output is written as plain text"),
+        ("--text TEXT --alignment_file a.xz", "a.xz: the output is written as plain text"),
         ("--source_file old.png --target_file old.png --alignment_file ./old.png --overwrite", "is the input file"),
         ("--text TEXT --output_files old.png", "old.png exists"),
         ("--text TEXT --output_files a.png --layers 5", "layers is [5]; they must be from 0 to 1"),

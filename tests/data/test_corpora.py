@@ -48,12 +48,15 @@ TABLES: dict[str, Callable[..., Path]] = {".tsv": write_tsv, ".csv": write_csv}
 TABLES |= dict.fromkeys((".json", ".jsonl"), write_json)
 
 
-@pytest.mark.parametrize(("gz", "crlf", "bom"), [("", False, True), (".gz", True, False), (".GZ", True, True)])
-def test_every_text_format_gives_the_same_pairs(tmp_path: Path, gz: str, crlf: bool, bom: bool) -> None:
-    files = write_aligned(tmp_path, PAIRS, gz, gz, crlf=crlf, bom=bom)
+@pytest.mark.parametrize(
+    ("compression", "crlf", "bom"),
+    [("", False, True), (".gz", True, False), (".GZ", True, True), (".bz2", False, True), (".xz", True, False)],
+)
+def test_every_text_format_gives_the_same_pairs(tmp_path: Path, compression: str, crlf: bool, bom: bool) -> None:
+    files = write_aligned(tmp_path, PAIRS, compression, compression, crlf=crlf, bom=bom)
     assert to_pairs(load_parallel_corpus(files=files)) == PAIRS
     for suffix, write_table in TABLES.items():
-        assert load(write_table(tmp_path / f"corpus{suffix}{gz}", PAIRS, crlf=crlf, bom=bom)) == PAIRS, suffix
+        assert load(write_table(tmp_path / f"corpus{suffix}{compression}", PAIRS, crlf=crlf, bom=bom)) == PAIRS, suffix
 
 
 def test_parquet_gives_the_same_pairs(tmp_path: Path) -> None:
@@ -211,19 +214,21 @@ def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
             next(lines)
 
 
-def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
-    lines = [f"{number * 7919:x} {number**3:o}" for number in range(2000)]
-    path = write_lines(tmp_path / "text.gz", lines)
+@pytest.mark.parametrize("name", ["text.gz", "text.bz2", "text.xz"])
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path, name: str) -> None:
+    damaged = rf"{name}, after line \d+: truncated or damaged compressed file"
+    lines = [f"{number * 7919:x} {number**3:o}" for number in range(12_000)]
+    path = write_lines(tmp_path / name, lines)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"text\.gz, after line \d+: truncated or damaged compressed file") as error:
+    with pytest.raises(ValueError, match=damaged) as error:
         read_lines(path)
     assert "after line 0:" not in str(error.value)
     path.write_bytes(whole[:500] + bytes([whole[500] ^ 0xFF]) + whole[501:])
-    with pytest.raises(ValueError, match=r"text\.gz, (after )?line \d+"):
+    with pytest.raises(ValueError, match=rf"{name}, (after )?line \d+"):
         read_lines(path)
     path.write_text("plain text")
-    with pytest.raises(ValueError, match=r"text\.gz, after line 0: truncated or damaged compressed file"):
+    with pytest.raises(ValueError, match=damaged.replace(r"\d+", "0")):
         read_lines(path)
 
 

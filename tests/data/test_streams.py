@@ -73,9 +73,11 @@ def to_pairs(examples: Iterable[dict[str, str]]) -> Pairs:
 CORPORA: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {
     "aligned": (lambda folder: {"files": write_aligned(folder, PAIRS)}, 8),
     "aligned.gz": (lambda folder: {"files": write_aligned(folder, PAIRS, ".gz", ".gz")}, 1),
+    "aligned.xz": (lambda folder: {"files": write_aligned(folder, PAIRS, ".xz", ".xz")}, 1),
     "one side gz": (lambda folder: {"files": write_aligned(folder, PAIRS, "", ".gz")}, 1),
     "tsv": (lambda folder: {"files": [write_tsv(folder / "a.tsv", PAIRS)]}, 8),
     "tsv with header": (lambda folder: {"files": [write_tsv(folder / "a.tsv", [("source", "target"), *PAIRS])]}, 8),
+    "tsv.bz2": (lambda folder: {"files": [write_tsv(folder / "a.tsv.bz2", PAIRS)]}, 1),
     "tsv.gz": (lambda folder: {"files": [write_tsv(folder / "a.tsv.gz", PAIRS)]}, 1),
     "csv": (lambda folder: {"files": [write(folder / "a.csv", "".join(f'{a},"{b}"\n' for a, b in PAIRS))]}, 1),
     "jsonl": (lambda folder: {"files": [write_json(folder / "a.jsonl", PAIRS)]}, 8),

@@ -240,7 +240,8 @@ def test_script_trains_on_files(script: ModuleType, corpus: Path, capsys: pytest
         text = line.strip().replace(" ", "").replace("▁", " ").strip()
         assert text in ENGLISH
         assert len(line.split()) == len(loaded.tokenize(text))
-    table = ["--files", f"{corpus}/train.jsonl", "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"]
+    compressed = write_lines(corpus / "train.jsonl.xz", (corpus / "train.jsonl").read_text().splitlines())
+    table = ["--files", str(compressed), "--source_lang", "en", "--target_lang", "de", "--disable_tqdm"]
     script.main([*table, "--vocab_size", "290", "--output_dir", f"{corpus}/table"])
     assert merges_of(VanillaTransformerTokenizer.from_pretrained(corpus / "table")) == merges_of(train(TEXTS))
 

@@ -1,12 +1,22 @@
 """Small parallel corpora written as text files and tables, and the words of command lines."""
 
+import bz2
 import gzip
 import json
-from collections.abc import Sequence
+import lzma
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 Pairs = list[tuple[str, str]]
+
+# bzip2 in its smallest blocks, of 100 kB.
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": partial(bz2.compress, compresslevel=1),
+    ".xz": lzma.compress,
+}
 
 
 def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
@@ -19,7 +29,7 @@ def command_line(settings: dict[str, Any], **changes: Any) -> list[str]:
 
 def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False) -> Path:
     data = text.replace("\n", "\r\n" if crlf else "\n").encode("utf-8-sig" if bom else "utf-8")
-    path.write_bytes(gzip.compress(data) if path.suffix.lower() == ".gz" else data)
+    path.write_bytes(COMPRESS.get(path.suffix.lower(), bytes)(data))
     return path
 
 

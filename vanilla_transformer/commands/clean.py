@@ -7,9 +7,9 @@ r"""Remove the pairs of a parallel corpus that are no translations, and mend tex
     vanilla-transformer clean --source_lang en --target_lang de --show_rules > rules.yaml
     vanilla-transformer clean --config rules.yaml --files train.tsv --output_files clean.tsv
 
-The corpus is two aligned text files, tables (.tsv, .csv, .jsonl, .parquet), folders and patterns of them, .gz too, or
-a dataset of the Hub. It may be larger than memory. Rules have OpusFilter's names and parameters, and are followed in
-their order. A report with counts and examples is written beside the output.
+The corpus is two aligned text files, tables (.tsv, .csv, .jsonl, .parquet), folders and patterns of them, compressed
+too (.gz), or a dataset of the Hub. It may be larger than memory. Rules have OpusFilter's names and parameters, and are
+followed in their order. A report with counts and examples is written beside the output.
 
 With models, pairs are also judged by dual conditional cross-entropy (Junczys-Dowmunt, 2018): the best of them stay.
 
@@ -45,7 +45,9 @@ _OF_MODELS = {"reverse_model_name_or_path", "keep_share", "max_score", "batch_si
 class CleaningArguments:
     """The corpus, the rules, and what is written."""
 
-    files: list[str] | None = option("Two aligned text files, the source's first, or tables; .gz too.", None)
+    files: list[str] | None = option(
+        "Two aligned text files, the source's first, or tables; .gz, .bz2 and .xz too.", None
+    )
     dataset_name: str | None = option("Dataset of the Hub or a local folder of one, instead of --files.", None)
     dataset_config_name: str | None = option("The dataset's configuration, where it has several.", None)
     split: str = option("The dataset's split. Default: train.", "train")

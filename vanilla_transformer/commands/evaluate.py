@@ -79,7 +79,7 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     compare_seed: int = option("Seed of the test, which takes the place of SACREBLEU_SEED. Default: 12345.", 12345)
     builtin_corpus: bool = option("Test on generated numbers and dates, spelled out.", False)
     test_file: list[str] | None = option(
-        "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too.", None
+        "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz, .bz2 and .xz too.", None
     )
     dataset_name: str | None = option("A dataset of the Hub, or a local folder of one.", None)
     dataset_config_name: str | None = option("The dataset's configuration.", None)

@@ -53,7 +53,7 @@ class AttentionArguments(InferenceArguments):
     )
     title: str | None = option("Written above pictures and pages.", None)
     alignment_file: str | None = option("Where to write word alignments, of --text or of --source_file.", None)
-    source_file: str | None = option("Sentences to align: UTF-8 text, one per line, .gz too.", None)
+    source_file: str | None = option("Sentences to align: UTF-8 text, one per line, .gz, .bz2 and .xz too.", None)
     target_file: str | None = option("Their translations, likewise.", None)
     align_layer: int | None = option("Layer to align by. Default: the mean of all.", None)
     align_head: int | None = option("Head to align by. Default: the mean of all.", None)

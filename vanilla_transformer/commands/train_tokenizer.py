@@ -41,7 +41,9 @@ SAMPLE_SIZE = 5000
 
 def is_table(file: str) -> bool:
     """Whether the file's name is that of a table of sentence pairs, rather than of plain text."""
-    return file.lower().removesuffix(".gz").endswith(TABLE_SUFFIXES)
+    from vanilla_transformer.data.lines import find_suffix
+
+    return find_suffix(file) in TABLE_SUFFIXES
 
 
 @dataclass
@@ -50,10 +52,12 @@ class TokenizerArguments:
 
     output_dir: str = option("Folder to save the tokenizer to.")
     files: list[str] | None = option(
-        f"UTF-8 files, with a sentence per line or tables of pairs ({', '.join(TABLE_SUFFIXES)}); .gz too.", None
+        f"UTF-8 files, with a sentence per line or tables of pairs ({', '.join(TABLE_SUFFIXES)}); compressed too.", None
     )
     separate_vocabularies: bool = option("A vocabulary for each side: see --source_files, --target_files.", False)
-    source_files: list[str] | None = option("With --separate_vocabularies: text of source sentences; .gz too.", None)
+    source_files: list[str] | None = option(
+        "With --separate_vocabularies: text of source sentences; compressed too.", None
+    )
     target_files: list[str] | None = option("The same for target sentences, aligned with the source's or not.", None)
     dataset_name: str | None = option("Pairs of the Hub or a local dataset folder, instead of --files.", None)
     dataset_config_name: str | None = option("The dataset's configuration, where it has several.", None)

@@ -149,7 +149,8 @@ def load_parallel_corpus(
       and the target (an error if it looks like names of columns). All lines have the same number of columns.
     - `.json`, `.jsonl`: one JSON object on each line; `.parquet`.
 
-    All but parquet may be gzip-compressed (`.gz`). Text is UTF-8; lines end with "\n" or "\r\n", nothing else.
+    All but parquet may be compressed (`.gz`, `.bz2`, `.xz`). Text is UTF-8; lines end with "\n" or "\r\n", and with
+    nothing else.
 
     The columns are `source_column` and `target_column` if given (nested ones as "translation.en"); else `source` and
     `target`; else columns named `source_lang` and `target_lang`; else those keys of a `translation` feature

@@ -1,5 +1,6 @@
 """The lines of text files, read one after the other or in blocks; without `datasets`, which takes long to import."""
 
+import bz2
 import gzip
 import lzma
 import zlib
@@ -14,18 +15,31 @@ import numpy as np
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 22
+_COMPRESSIONS: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # Is told what is wrong with a line, which is read all the same; without one, that is an error.
 OnDamage = Callable[[str], None]
 
 
-def is_gzip(path: str | Path) -> bool:
+def is_compressed(path: str | Path) -> bool:
     """Whether a file is compressed, by its name."""
-    return Path(path).suffix.lower() == ".gz"
+    return Path(path).suffix.lower() in _COMPRESSIONS
+
+
+def find_suffix(path: str | Path) -> str:
+    """The last suffix before that of a compression, in lower case."""
+    return Path(Path(path).stem if is_compressed(path) else path).suffix.lower()
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error of reading is about what a compressed file holds, and not the operating system's."""
+    if type(error) is OSError:
+        return error.errno is None  # bz2's
+    return isinstance(error, EOFError | gzip.BadGzipFile | lzma.LZMAError | zlib.error)
 
 
 def _open_bytes(path: str | Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, mode="rb")) if is_gzip(path) else open(path, mode="rb")
+    return cast(BinaryIO, _COMPRESSIONS.get(Path(path).suffix.lower(), open)(path, mode="rb"))
 
 
 def strip_line_end(line: str) -> str:
@@ -59,14 +73,16 @@ def decode_lines(
                 on_damage(f"{where} is not UTF-8.")
                 text = line.decode(errors="replace")
             yield text
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except Exception as error:
+        if not is_damage(error):
+            raise
         raise ValueError(f"{name}, after line {number}: truncated or damaged compressed file ({error}).") from error
     return number
 
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[Iterator[str]]:
-    """Opens UTF-8 text, decompressed if the name ends in `.gz`, and yields its lines as [`decode_lines`] does."""
+    """Opens UTF-8 text, decompressed as its suffix says, and yields its lines as [`decode_lines`] does."""
     with _open_bytes(path) as file:
         yield decode_lines(file, path)
 
@@ -93,7 +109,7 @@ class Lines:
 
     def divide(self, size: int) -> list["Lines"]:
         """Looks for every `size`-th line of a file, unless it is compressed, without decoding it."""
-        if is_gzip(self.path):
+        if is_compressed(self.path):
             return [self]
         lines = position = 0
         ended = True
@@ -116,5 +132,5 @@ class Lines:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    r"""Reads the lines of a UTF-8 text file (`.gz` too), which only "\n" and "\r\n" end, and leaves these out."""
+    r"""Reads UTF-8 text (`.gz`, `.bz2`, `.xz` too) as lines, which only "\n" and "\r\n" end, and leaves these out."""
     return [strip_line_end(line) for line in Lines(path)]

@@ -2,7 +2,7 @@
 
 A corpus is read in parts, which a stream shuffles, deals to processes and resumes at: 2,000 lines or more of text
 files, `.tsv` and `.jsonl`; 2,000 records of a saved folder; a row group of parquet; a shard of a dataset of the Hub; a
-whole file of `.csv` or gzip. The library's own reader of JSON takes "1984-03-21" for a point in time.
+whole file of `.csv` or of a compression. The library's own reader of JSON takes "1984-03-21" for a point in time.
 """
 
 import csv
@@ -22,7 +22,7 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
-from .lines import Lines, OnDamage, is_gzip, strip_line_end
+from .lines import Lines, OnDamage, find_suffix, is_compressed, strip_line_end
 from .records import flatten_record
 
 logger = logging.getLogger(__name__)
@@ -102,11 +102,6 @@ class Columns:
         )
 
 
-def _kind(path: str | Path) -> str:
-    """The last suffix before any `.gz`, in lower case."""
-    return Path(Path(path).stem if is_gzip(path) else path).suffix.lower()
-
-
 @dataclass(frozen=True)
 class AlignedLines:
     """The same lines of two text files."""
@@ -140,7 +135,7 @@ def _records(lines: Lines) -> Iterator[tuple[int, Any]]:
 
     A line that is no JSON object, or no CSV, is itself a record, where that is no error.
     """
-    kind = _kind(lines.path)
+    kind = find_suffix(lines.path)
     if kind == ".csv":
         yield from _csv_records(lines)
         return
@@ -261,7 +256,7 @@ class TableLines:
             return f"no {missing[0]!r}; the keys are {', '.join(map(repr, record))}." if missing else None
         if len(record) == self.width:
             return None
-        separator = _SEPARATORS[_kind(self.name)]
+        separator = _SEPARATORS[find_suffix(self.name)]
         count = f"{len(record)} column(s) instead of {self.width} as in the lines before"
         return f"{count}; columns are separated by a {separator}."
 
@@ -328,7 +323,7 @@ def divide_dataset(dataset: Dataset | IterableDataset, name: str, columns: Colum
 
 
 def _divide_aligned(source_file: str, target_file: str) -> list[Part]:
-    if is_gzip(source_file) or is_gzip(target_file):
+    if is_compressed(source_file) or is_compressed(target_file):
         return [AlignedLines(Lines(source_file), Lines(target_file))]
     size = _lines_of_a_part(source_file)
     source, target = (Lines(path).divide(size) for path in (source_file, target_file))
@@ -344,7 +339,7 @@ def _lines_of_a_part(path: str) -> int:
 
 def _divide_table(path: str, columns: Columns) -> list[Part]:
     """Finds the columns by the first line with something in it, which is a header only if it has their names."""
-    if _kind(path) == ".parquet":
+    if find_suffix(path) == ".parquet":
         _check_parquet_columns(path)
         data: dict[str, Any] = {"data_files": [glob.escape(path)], "batch_size": _READ_ROWS}
         dataset = load_dataset("parquet", split="train", streaming=True, **data)
@@ -357,12 +352,14 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
         return []
     number, first = found
     where = f"{path}, line {number}"
-    blocks = [whole] if _kind(path) == ".csv" else whole.divide(_lines_of_a_part(path))
+    blocks = [whole] if find_suffix(path) == ".csv" else whole.divide(_lines_of_a_part(path))
     if isinstance(first, dict):
         names = columns.require(list(first), where)
         return [TableLines(block, names) for block in blocks]
     if len(first) < 2:
-        raise ValueError(f"{where}: one column only; source and target are separated by a {_SEPARATORS[_kind(path)]}.")
+        raise ValueError(
+            f"{where}: one column only; source and target are separated by a {_SEPARATORS[find_suffix(path)]}."
+        )
     header = columns.require(first, where) if columns.source_column else columns.find(first, where)
     if header is None and _is_like_header(first):
         raise ValueError(
@@ -407,7 +404,7 @@ def _check_parquet_columns(path: str) -> None:
 
 
 def _is_table(path: str | Path) -> bool:
-    return _kind(path) in _TABLES and not (_kind(path) == ".parquet" and is_gzip(path))
+    return find_suffix(path) in _TABLES and not (find_suffix(path) == ".parquet" and is_compressed(path))
 
 
 def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
@@ -436,6 +433,6 @@ def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
         no_table = f"; {texts[0]} is no table" if texts else ""
         raise ValueError(
             f"files={[str(file) for file in files]}: give two aligned text files, the source file first, or any number "
-            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz){no_table}."
+            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz, .bz2 or .xz){no_table}."
         )
     return [part for path in paths for part in _divide_table(path, columns)]

@@ -9,8 +9,6 @@ import glob
 import hashlib
 import io
 import json
-import lzma
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from .lines import decode_lines, without_surrogates
+from .lines import decode_lines, is_damage, without_surrogates
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _NAMES = (*SOURCE_COLUMNS, "target")  # one of them makes the first line of a table its header
@@ -210,8 +208,8 @@ class RecordFile:
     def _read(self, file: Any) -> bytes:
         try:
             return bytes(file.read(_READ_BYTES))
-        except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-            if getattr(error, "errno", None) is not None:  # the operating system's, and not gzip's or bz2's
+        except Exception as error:
+            if not is_damage(error):
                 raise
             raise ValueError(f"{self.path}: truncated or damaged file ({error}).") from error
 

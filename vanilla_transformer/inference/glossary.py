@@ -134,7 +134,7 @@ class Glossary:
     def from_file(cls, path: str | os.PathLike[str], **options: Any) -> "Glossary":
         """Reads a term a line: the term, a tab, its translation, and further tabs before alternatives of that.
 
-        `options` are those of the class. The file is UTF-8 text, .gz too; empty lines do not count.
+        `options` are those of the class. The file is UTF-8 text, `.gz`, `.bz2` and `.xz` too; empty lines do not count.
         """
         terms: dict[str, list[str]] = {}
         for number, line in enumerate(read_lines(Path(path)), start=1):

@@ -107,8 +107,8 @@ class DataArguments:
     train_file: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz too. Give it "
-            "again for each further corpus.",
+            "help": "Two aligned text files, source first, or one .tsv, .csv, .json(l) or .parquet; .gz, .bz2 and .xz "
+            "too. Give it again for each further corpus.",
             "action": "append",
         },
     )

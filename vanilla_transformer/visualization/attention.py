@@ -374,8 +374,9 @@ def align_file(
 ) -> int:
     """Aligns the words of a file of sentences with those of their translations, and writes them in Pharaoh's format.
 
-    `source_file` and `target_file` are UTF-8 text, one sentence per line; `.gz` is decompressed. `alignment_file`, with
-    a line for each sentence, is written whole or not at all; an existing one is replaced if `overwrite` says so.
+    `source_file` and `target_file` are UTF-8 text, one sentence per line; `.gz`, `.bz2` and `.xz` are decompressed.
+    `alignment_file`, with a line for each sentence, is written whole or not at all; an existing one is replaced if
+    `overwrite` says so.
     `options` are those of [`align_lines`]. Returns the number of sentences.
     """
     paths = [os.fspath(source_file), os.fspath(target_file)]
