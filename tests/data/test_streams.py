@@ -355,12 +355,14 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "empty.tsv", "")
     write(tmp_path / "blank.jsonl", "\n\n")
     write(tmp_path / "header.csv", "source,target\n")
+    write(tmp_path / "rows.parquet.gz", "")
     write_parquet(tmp_path / "rows.parquet", [])
     (tmp_path / "nothing").mkdir()
     without_pairs = ("blank.jsonl", "header.csv", "rows.parquet")
     for files, message in (
         (["a.txt"], r"give two aligned text files, .*a\.txt is no table"),
         (["empty.tsv"], r"empty\.tsv: the file is empty"),
+        (["rows.parquet.gz"], r"rows\.parquet\.gz: parquet is compressed within"),
         *(([name], f"{name}: no pair of source and target in it") for name in without_pairs),
     ):
         with pytest.raises(ValueError, match=message):

@@ -35,15 +35,7 @@ if TYPE_CHECKING:
 
     from vanilla_transformer.model.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
-TABLE_SUFFIXES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 SAMPLE_SIZE = 5000
-
-
-def is_table(file: str) -> bool:
-    """Whether the file's name is that of a table of sentence pairs, rather than of plain text."""
-    from vanilla_transformer.data.lines import find_suffix
-
-    return find_suffix(file) in TABLE_SUFFIXES
 
 
 @dataclass
@@ -52,7 +44,7 @@ class TokenizerArguments:
 
     output_dir: str = option("Folder to save the tokenizer to.")
     files: list[str] | None = option(
-        f"UTF-8 files, with a sentence per line or tables of pairs ({', '.join(TABLE_SUFFIXES)}); compressed too.", None
+        "UTF-8 files: a sentence per line, or tables of pairs (.tsv, .csv, .json(l), .parquet); compressed too.", None
     )
     separate_vocabularies: bool = option("A vocabulary for each side: see --source_files, --target_files.", False)
     source_files: list[str] | None = option(
@@ -91,6 +83,8 @@ class TokenizerArguments:
             raise ValueError("Give either --files or --dataset_name.")
 
     def _check_sides(self) -> None:
+        from vanilla_transformer.data.lines import is_table
+
         if (self.source_files is None) != (self.target_files is None):
             raise ValueError("Give both --source_files and --target_files, or neither.")
         given = [name for name in ("files", "dataset_name", "source_files") if getattr(self, name) is not None]
@@ -117,7 +111,7 @@ class Texts(NamedTuple):
 def load_texts(arguments: TokenizerArguments) -> list[Texts]:
     """The sentences by where they come from; those of `--files` that are plain text may be of either side."""
     from vanilla_transformer.data.corpora import load_parallel_corpus
-    from vanilla_transformer.data.lines import read_lines
+    from vanilla_transformer.data.lines import is_table, read_lines
 
     files = list(dict.fromkeys(arguments.files or []))
     texts = [Texts(file, None, read_lines(file)) for file in files if not is_table(file)]

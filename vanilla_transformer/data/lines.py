@@ -15,6 +15,7 @@ import numpy as np
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 22
+TABLE_SUFFIXES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 _COMPRESSIONS: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # Is told what is wrong with a line, which is read all the same; without one, that is an error.
@@ -29,6 +30,11 @@ def is_compressed(path: str | Path) -> bool:
 def find_suffix(path: str | Path) -> str:
     """The last suffix before that of a compression, in lower case."""
     return Path(Path(path).stem if is_compressed(path) else path).suffix.lower()
+
+
+def is_table(path: str | Path) -> bool:
+    """Whether a file holds records with columns rather than plain text, by its name."""
+    return find_suffix(path) in TABLE_SUFFIXES
 
 
 def is_damage(error: BaseException) -> bool:

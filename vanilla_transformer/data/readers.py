@@ -22,7 +22,7 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
-from .lines import Lines, OnDamage, find_suffix, is_compressed, strip_line_end
+from .lines import TABLE_SUFFIXES, Lines, OnDamage, find_suffix, is_compressed, is_table, strip_line_end
 from .records import flatten_record
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ _MOST_PARTS = 10_000
 _BYTES_OF_A_LINE = 100
 _READ_ROWS = 1000
 _SEPARATORS = {".tsv": "tab", ".csv": "comma"}
-_TABLES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
 # Python's own limit of 131,072 is too low for a document; without any, a quote left open takes in the whole file.
 _LONGEST_CSV_FIELD = 10_000_000
 _MOST_CSV_LINES = 1000  # of a record where damage is expected: what they hold is read again
@@ -340,6 +339,8 @@ def _lines_of_a_part(path: str) -> int:
 def _divide_table(path: str, columns: Columns) -> list[Part]:
     """Finds the columns by the first line with something in it, which is a header only if it has their names."""
     if find_suffix(path) == ".parquet":
+        if is_compressed(path):
+            raise ValueError(f"{path}: parquet is compressed within; decompress the file.")
         _check_parquet_columns(path)
         data: dict[str, Any] = {"data_files": [glob.escape(path)], "batch_size": _READ_ROWS}
         dataset = load_dataset("parquet", split="train", streaming=True, **data)
@@ -403,17 +404,15 @@ def _check_parquet_columns(path: str) -> None:
             raise ValueError(f"{message} Leave it out, or make it a struct or a string.") from error
 
 
-def _is_table(path: str | Path) -> bool:
-    return find_suffix(path) in _TABLES and not (find_suffix(path) == ".parquet" and is_compressed(path))
-
-
 def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
     """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given."""
     for entry in map(Path, files):
         if entry.is_dir():
-            tables = sorted(str(path) for path in entry.glob("[!._]*") if _is_table(path))
+            tables = sorted(str(path) for path in entry.glob("[!._]*") if is_table(path))
             if not tables:
-                raise FileNotFoundError(f"{entry}: a folder without tables ({', '.join(_TABLES)}); name text files.")
+                raise FileNotFoundError(
+                    f"{entry}: a folder without tables ({', '.join(TABLE_SUFFIXES)}); name text files."
+                )
             yield from tables
         elif entry.exists():
             yield str(entry)
@@ -426,13 +425,13 @@ def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
 def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
     """The parts of two aligned text files, or of any number of tables."""
     paths = list(expand_files(files))
-    texts = [path for path in paths if not _is_table(path)]
+    texts = [path for path in paths if not is_table(path)]
     if len(files) == len(paths) == len(texts) == 2:  # of a pattern that finds both, which one is the source?
         return _divide_aligned(*paths)
     if texts or not paths:
         no_table = f"; {texts[0]} is no table" if texts else ""
         raise ValueError(
             f"files={[str(file) for file in files]}: give two aligned text files, the source file first, or any number "
-            f"of tables ({', '.join(_TABLES)}, all but the last also as .gz, .bz2 or .xz){no_table}."
+            f"of tables ({', '.join(TABLE_SUFFIXES)}, all but the last also as .gz, .bz2 or .xz){no_table}."
         )
     return [part for path in paths for part in _divide_table(path, columns)]
