@@ -90,6 +90,7 @@ def test_distilling(run: Run, texts: list[str], tmp_path: Path, capsys: Any) -> 
     (tmp_path / "other.txt").write_text("".join(f"{line}\n" for line in references), encoding="utf-8")
     found = run(distill, *beams, name="pairs.jsonl")
     assert found == run(distill, *beams, f"--reference_file={tmp_path}/other.txt")
+    assert [row[::-1] for row in found] == run(distill, *beams, "--swap", name="pairs.jsonl")
     assert len(run(distill, *beams, "--select=bleu", "--min_similarity=10", name="pairs.jsonl")) < len(found)
     best = run(distill, "--select=best", "--num_beams=2")
     assert best == [[text, target] for text in texts if (target := translate_alone(text, num_beams=2))]

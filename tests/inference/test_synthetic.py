@@ -273,6 +273,8 @@ class TestDistillation:
         assert list(Distillation(references, keep=9)(pieces))[:3] == [*two[:2], ("w1", "five")]
         best = [("w1", "five"), ("w1", "one two"), ("w2", "five"), ("w2", "six")]
         assert list(Distillation(None, "best", keep=2)(pieces)) == best
+        back = [(target, source) for source, target in two]
+        assert list(Distillation(references, min_similarity=30, keep=2, swap=True)(pieces)) == back
 
     def test_keep_asks_for_as_many(self, texts: Path, capsys: Any) -> None:
         folder = save_model(texts.with_name("model"))

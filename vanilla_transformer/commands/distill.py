@@ -6,11 +6,13 @@ r"""Make the training data of a smaller model: a teacher translates the sources,
         --output_file distilled.tsv --num_beams 8 --n_best 8 --min_similarity 40
     vanilla-transformer distill --model_name_or_path out/teacher --input_file mono.en --output_file more.tsv \
         --select best
+    vanilla-transformer distill --model_name_or_path out/de-en --input_file train.de --reference_file train.en \
+        --output_file back.tsv --swap
 
 Of the n-best translations of each source, the one that is most like the reference is kept (--select chrf or bleu), or
 the best (--select best), or with --keep several of them. Pairs whose translation is less like the reference than
---min_similarity are left out, and counted. The output is a table of the columns source and target. Then train a student
-on it:
+--min_similarity are left out, and counted. The output is a table of the columns source and target; with --swap the
+translations are the sources, as `backtranslate` writes them. Then train a student on it:
 
     vanilla-transformer train --preset student --tokenizer_name out/teacher --train_file distilled.tsv ...
 
@@ -55,6 +57,7 @@ class DistillationArguments(CorpusArguments):
         "Keep so many translations of each source; for more than the beams, give --num_beams, too. Default: 1.", 1
     )
     min_similarity: float = option("Leave out what is less like its reference, from 0 to 100. Default: 0.", 0.0)
+    swap: bool = option("Make the translations the sources, and what was translated the targets.", False)
     bleu_tokenize: str | None = option("SacreBLEU's tokeniser. Default: that of the target language.", None)
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ def run(arguments: DistillationArguments) -> None:
         source_prefix=options["source_prefix"],
         max_source_length=length_limit(tokenizer, arguments.max_source_length, model.config),
         keep=arguments.keep,
+        swap=arguments.swap,
     )
     translate_file(
         model,

@@ -202,6 +202,7 @@ class Distillation:
         tokenizer, source_prefix, max_source_length: A pair is dropped whose source the model has read in part only
             ([`find_cut`]); without a tokenizer it is not looked at.
         keep: The most translations of a source, no text twice.
+        swap: Whether the translations become the sources, and what was translated the targets (back-translation).
     """
 
     references: Sequence[RecordFile] | None
@@ -212,6 +213,7 @@ class Distillation:
     source_prefix: str = field(default="", repr=False)
     max_source_length: int | None = None
     keep: int = 1
+    swap: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_similarity <= 100:
@@ -241,7 +243,7 @@ class Distillation:
                 raise ValueError(f"{file.path} has {scan.count:,} records, and {reference.path} has {count:,}.")
 
     def __call__(self, pieces: Iterable[Piece]) -> Pairs:
-        """Returns the source and the translation of each pair that is not dropped."""
+        """Returns the source and the target of each pair that is not dropped."""
         dropped: Counter[str] = Counter()
         kept = 0
         for number, own in groupby(pieces, key=lambda piece: piece.part.file):
@@ -262,7 +264,7 @@ class Distillation:
                         unlike = min(self.keep, len(texts)) - len(chosen)
                         dropped += Counter({f"less like their reference than {self.min_similarity:g}": unlike})
                         kept += len(chosen)
-                        yield from zip(repeat(source), chosen)
+                        yield from zip(chosen, repeat(source)) if self.swap else zip(repeat(source), chosen)
         _report(dropped, kept)
 
     def _find_cut(self, sources: list[str]) -> list[bool]:
