@@ -147,6 +147,13 @@ class TestTranslationTrainer:
         resumed = hub.read("alice/resumed", "last-checkpoint/model.safetensors")
         assert resumed == files["checkpoint-4/model.safetensors"]
 
+    def test_checkpoints_may_be_deleted_during_a_push(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
+        doomed = runs / "deleting" / "checkpoint-1"
+        doomed.mkdir(parents=True)
+        options = {"trainer": "package", "output_dir": str(doomed.parent), "hub_strategy": "every_save"}
+        assert "the push failed" not in run("train_beside_a_deletion", {"doomed": str(doomed), **options})
+        assert titles(hub, "deleting") == PROGRESS
+
     def test_branch_and_privacy_and_an_edited_card(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
         folder, repo_id = runs / "private", "alice/private"
         options: dict[str, Any] = {"trainer": "package", "output_dir": str(folder), "hub_strategy": "every_save"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
@@ -60,6 +62,20 @@ def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any
     instance.train(resume_from_checkpoint=resume)
     if push is not False:
         instance.push_to_hub(**push or {})
+
+
+def train_beside_a_deletion(doomed: str, **settings: Any) -> None:
+    """Trains as `train` does; the empty folder `doomed` is deleted just before anybody looks into it.
+
+    A checkpoint may be deleted at that moment: the trainer removes the oldest ones while it pushes in a thread.
+    """
+
+    def delete(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.scandir" and str(arguments[0]) == doomed and os.path.exists(doomed):
+            os.rmdir(doomed)
+
+    sys.addaudithook(delete)
+    train(**settings)
 
 
 def run_script(argv: list[str]) -> None:

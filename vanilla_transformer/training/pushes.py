@@ -1,14 +1,21 @@
 """`PushingTrainer`: a `Seq2SeqTrainer` that pushes models which others can load."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import extract_model_from_parallel
-from huggingface_hub import CommitInfo, create_branch, run_as_future, upload_folder
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    create_branch,
+    create_commit,
+    run_as_future,
+    upload_folder,
+)
 from transformers import Seq2SeqTrainer
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
@@ -80,7 +87,7 @@ class PushingTrainer(Seq2SeqTrainer):
         left_out = self._renew_card(place, **kwargs)
 
         def upload() -> CommitInfo:
-            commit = self._upload_model(commit_message, left_out, **place)
+            commit = self._upload_model(commit_message or "End of training", left_out, **place)
             if not left_out:
                 mark_card(str(self.args.output_dir))
             return commit
@@ -98,18 +105,24 @@ class PushingTrainer(Seq2SeqTrainer):
         self.create_model_card(**kwargs)
         return {CARD_NAME} if left_out else set()
 
-    def _upload_model(self, message: str | None, left_out: set[str], **place: Any) -> CommitInfo:
+    def _upload_model(self, message: str, left_out: set[str], **place: Any) -> CommitInfo:
         folder = Path(str(self.args.output_dir))
-        chosen = select_files(folder).files
-        names = [name for name, path in chosen.items() if stays_within(folder, path) and name not in left_out]
-        return self._upload(str(folder), commit_message=message, allow_patterns=names, **place)
+        # `upload_folder` would list the checkpoints too, and fail where an old one is deleted meanwhile.
+        operations = [
+            CommitOperationAdd(name, str(path))
+            for name, path in select_files(folder).files.items()
+            if stays_within(folder, path) and name not in left_out
+        ]
+        return self._upload(create_commit, operations=operations, commit_message=message, **place)
 
-    def _upload(self, folder: str, *, token: Any, revision: str | None, **settings: Any) -> CommitInfo:
+    def _upload(
+        self, upload: Callable[..., CommitInfo], *, token: Any, revision: str | None, **settings: Any
+    ) -> CommitInfo:
         repo_id = str(self.hub_model_id)
         # As `push_to_hub` of models does. Pull requests have a reference already.
         if revision is not None and not revision.startswith("refs/"):
             create_branch(repo_id, branch=revision, token=token, exist_ok=True)
-        return upload_folder(repo_id=repo_id, folder_path=folder, token=token, revision=revision, **settings)
+        return upload(repo_id=repo_id, token=token, revision=revision, **settings)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes the model of a checkpoint in the background. If that fails, a warning says so and training goes on."""
@@ -140,7 +153,7 @@ class PushingTrainer(Seq2SeqTrainer):
             is_all = self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS
             settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}
             settings |= {"commit_message": f"{message}, checkpoint", "ignore_patterns": [TRAINING_ARGS_NAME]}
-            uploads.append(partial(self._upload, str(checkpoint), **place, **settings))
+            uploads.append(partial(self._upload, upload_folder, folder_path=checkpoint, **place, **settings))
         return [run_as_future(_warning_of_failure(message)(upload)) for upload in uploads]
 
 
