@@ -30,9 +30,13 @@ class TestPieces:
         st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
     )
     def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
-        pieces = Pieces("".join(parts), "en", is_html=True)
+        text = "".join(parts)
+        pieces = Pieces(text, "en", is_html=True)
         joined = pieces.join(pieces.sentences)
-        assert re.sub(r"\s+", " ", joined) == re.sub(r"\s+", " ", "".join(parts)), "a line break is a space"
+        assert "".join(joined.split()) == "".join(text.split())
+        # A line break is a space, and a space at the edge of an element may be on either side of its tag.
+        shown, expected = (re.sub(r"\s+", " ", re.sub("<[^<>]*>", "", each)) for each in (joined, text))
+        assert shown == expected
         assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
 
     def test_a_line_break_of_html_ends_no_sentence(self) -> None:
@@ -157,6 +161,43 @@ class TestWhatIsKept:
         assert Pieces("{name}: 5 %", "en").sentences == ["{name}: 5 %", "5 %"]
         assert Pieces("{name}", "en").sentences == []
         assert Pieces("100%sure, 5 % so", "en").sentences == ["100%sure, 5 % so"]
+
+    @pytest.mark.parametrize(
+        ("text", "kept"),
+        [
+            ("网址：https://example.com，欢迎访问我们的网站。我们明天见。", ["https://example.com"]),
+            ("请访问www.example.com。", ["www.example.com"]),
+            ("请写信给info@example.com联系我们。", ["info@example.com"]),
+            ("詳しくはhttps://example.jp/aをご覧ください。", ["https://example.jp/a"]),
+            ("ดูที่https://example.com/aได้เลย", ["https://example.com/a"]),
+            ("https://example.com에서 %d개를 보세요.", ["https://example.com", "%d"]),
+            ("已删除%d个文件，共%1$s。", ["%d", "%1$s"]),
+            ("See https://example.com—it is good.", ["https://example.com"]),
+            ("Siehe https://example.com/größe.", ["https://example.com/größe"]),
+            ("Schreib an jörg@müller.example!", ["jörg@müller.example"]),
+            ("100%sûr, éhttps://a.b", []),
+        ],
+    )
+    def test_where_it_ends_in_all_scripts(self, text: str, kept: list[str]) -> None:
+        assert KEPT.findall(text) == kept
+        pieces = Pieces(text, "en")
+        assert pieces.join(pieces.sentences) == text
+        assert KEPT.findall(pieces.join(["x" for _ in pieces.sentences])) == kept
+
+    def test_what_was_apart_without_a_space_stays_apart(self) -> None:
+        for text, runs, expected in (
+            ("请访问www.a.example。", ["Visit"], "Visit www.a.example。"),
+            ("写信给a@b.example联系我们。", ["Write to", "contact us."], "Write to a@b.example contact us."),
+            ("a@b.example에게 쓰세요", ["Write"], "a@b.example Write"),
+            ("<b>蓝色</b>衬衫{x}", ["Blue", "shirt"], "<b>Blue</b> shirt{x}"),
+            ("<b>Haus</b>boot", ["House", "boat"], "<b>House</b>boat"),
+        ):
+            assert Pieces(text, "en", is_html="<" in text).join(["", *runs]) == expected
+
+    def test_characters_of_scripts_without_spaces_are_words(self) -> None:
+        pieces = Pieces("Deleted %d <b>blue files</b>.", "en", is_html=True)
+        assert pieces.join(["已删除%d个蓝色文件。", "删除", "蓝色文件"]) == "已删除%d个<b>蓝色文件</b>。"
+        assert Pieces("See <b>{x}</b> now.", "en").join(["现在看{x}吧。", "a", "b"]) == "现在看<b>{x}</b>吧。"
 
     def test_tags_stand_where_what_they_enclose_is_found(self) -> None:
         pieces = Pieces("<p>A man in a <b>blue shirt</b> <i>sits</i>.</p>", "en", is_html=True)

@@ -264,9 +264,20 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
     evaluate("--test_file", *test_files, "--output_dir", folders[2], "--overwrite")
     said = refuse("--compare", folders[0], folders[2])
     assert "BLEU was scored with case:lc and case:mixed; choose one with --lowercase" in said
+    evaluate("--compare", folders[0], folders[2], *arguments[3:], "--overwrite", "--lowercase", "false")
+    assert "|case:mixed|" in read_json(tmp_path / "out", "comparison.json")["bleu_signature"]
     broken = Path(folders[1], "metrics.json")
     broken.write_text(broken.read_text()[:99])
     assert f"--compare: {broken} is damaged" in refuse(*arguments, "--overwrite")
+
+
+@pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
+def test_signatures_with_versions_of_tokenizers(name: str) -> None:
+    """SacreBLEU adds that of MeCab to its tokeniser's name."""
+    arguments = command.EvaluationArguments(compare=["a", "b"])
+    signatures = [f"nrefs:1|case:mixed|eff:no|tok:{name}-{version}|smooth:exp" for version in ("0.996-IPA", "1.0-KO")]
+    command.settle_scores(arguments, [{"bleu_signature": signature} for signature in signatures])
+    assert (arguments.bleu_tokenize, arguments.lowercase) == (name, False)
 
 
 @pytest.mark.parametrize(

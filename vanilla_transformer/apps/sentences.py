@@ -4,16 +4,24 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from vanilla_transformer.inference.synthetic import SPACELESS
+
+# Letters of these scripts may stand at once beside an address; Korean adds particles to it.
+_CLOSE = rf"{SPACELESS}\u1100-\u11ff\uac00-\ud7af"
+_LETTER = rf"[^\W{_CLOSE}]"
+_WEB = rf"[^\s<>\"{{}}—{_CLOSE}\u3000-\u303f\uff00-\uffef]"
 # Placeholders ({name}, {{ name }}, ${name}, %s, %(name)d, %1$s), and addresses of the web and of e-mail. Repetitions
 # are bounded, or begin where a word does, so that the time grows with the length of a text and no faster.
 KEPT = re.compile(
     r"\{\{[^{}\n]{0,200}\}\}|\$?\{[^{}\n]{0,200}\}"
-    r"|%(?:\(\w{1,100}\)|\d{1,3}\$)?[-+#0]{0,5}\d{0,9}(?:\.\d{1,9})?[sdifuxXeEgG@](?![^\W\d_])"
-    r"|\b(?:https?://|ftp://|www\.)[^\s<>\"{}]*[^\s<>\"{}.,;:!?)\]'”»…]"
-    r"|(?<![\w.+-])[\w.+-]{1,64}@\w[\w-]{0,62}(?:\.\w[\w-]{0,62}){1,8}"
+    r"|%(?:\(\w{1,100}\)|\d{1,3}\$)?[-+#0]{0,5}\d{0,9}(?:\.\d{1,9})?[sdifuxXeEgG@]"
+    rf"(?![^\W\d_{_CLOSE}])"
+    rf"|(?<!{_LETTER})(?:https?://|ftp://|www\.){_WEB}+(?<![.,;:!?)\]'”»…])"
+    rf"|(?<!{_LETTER})(?<![.+-])(?:{_LETTER}|[.+-]){{1,64}}@{_LETTER}(?:{_LETTER}|-){{0,62}}"
+    rf"(?:\.{_LETTER}(?:{_LETTER}|-){{0,62}}){{1,8}}"
 )
 _RUN = re.compile(r"([\s,.;:!?)\]…-]*)(.*\S)(\s*)", re.DOTALL)
-_END = re.compile(r"[.!?。…]+$")
+_END = re.compile(r"[.!?。\uff01\uff1f…]+$")
 
 Kind = Literal["text", "kept", "open", "close", "empty"]
 
@@ -72,13 +80,20 @@ class Sentence:
         elif translations and (placed := self._place(translations[0], translations[1:])):
             inside = [Piece("text", self._edges[0]), *placed, Piece("text", self._edges[1])]
         else:
-            remaining = iter(translations[1:])
-            inside = [
-                Piece("text", run[1] + next(remaining) + run[3]) if run else piece
-                for piece, run in zip(self._inside, self._runs, strict=True)
-            ]
+            inside = list(self._join_runs(iter(translations[1:])))
         pieces = (*self._before, *inside, *self._behind)
         return "".join(piece.text if piece.is_tag else escape(piece.text) for piece in pieces)
+
+    def _join_runs(self, translations: Iterator[str]) -> Iterator[Piece]:
+        """Each run's translation in its place, with a space where it would become one word with what is beside it."""
+        source = written = ""
+        for piece, run in zip(self._inside, self._runs, strict=True):
+            text = run[1] + next(translations) + run[3] if run else piece.text
+            if not piece.is_tag:
+                if _is_in_word(written, text, _CLOSE) and not _is_in_word(source, piece.text, _CLOSE):
+                    yield Piece("text", " ")
+                source, written = piece.text, text
+            yield piece._replace(text=text)
 
     def _place(self, whole: str, runs: Sequence[str]) -> list[Piece] | None:
         """The translation of the whole with the tags in it; None if something is lost or has no known place."""
@@ -160,10 +175,12 @@ def _find(text: str, whole: str) -> list[tuple[int, int]]:
     return [
         span
         for span in spans
-        if not any(0 < edge < len(whole) and _is_in_word(whole, edge) for edge in span)
+        if not any(_is_in_word(whole[:edge], whole[edge:], SPACELESS) for edge in span)
         and all(last <= span[0] or span[1] <= first or span == (first, last) for first, last in kept)
     ]
 
 
-def _is_in_word(text: str, position: int) -> bool:
-    return text[position - 1].isalnum() and text[position].isalnum()
+def _is_in_word(before: str, after: str, units: str) -> bool:
+    """Whether a word goes on from one text to the next; letters of the scripts `units` are words by themselves."""
+    edges = before[-1:] + after[:1]
+    return len(edges) == 2 and all(each.isalnum() and not re.match(f"[{units}]", each) for each in edges)

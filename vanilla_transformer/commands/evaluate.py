@@ -67,6 +67,9 @@ _NEEDS = {
     "output_dir": {"overwrite"},
 }
 
+# Without a value, true; transformers' parser gives this only to options whose default is not None.
+_SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
+
 
 @dataclass
 class EvaluationArguments(GlossaryArguments, EngineArguments):
@@ -91,7 +94,7 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     max_target_length: int | None = option(
         "For the loss, longer references are truncated to so many tokens. Default: the tokenizer's limit.", None
     )
-    lowercase: bool = option("Ignore case in BLEU and chrF.", False)
+    lowercase: bool | None = option("Ignore case in BLEU and chrF. Default: no.", None, **_SWITCH)
     ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
     bleu_tokenize: str | None = option(
         "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.", None
@@ -102,7 +105,7 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     rouge_tokenize: str | None = option(
         "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", None
     )
-    rouge_stemmer: bool = option("Strip the endings of English words for ROUGE.", False)
+    rouge_stemmer: bool | None = option("Strip the endings of English words for ROUGE. Default: no.", None, **_SWITCH)
     output_dir: str | None = option("Folder for the files named above.", None)
     overwrite: bool = option("Replace these files where they exist.", False)
 
@@ -206,7 +209,7 @@ def find_scored_task(arguments: EvaluationArguments, records: list[dict[str, Any
 def check_scores(arguments: EvaluationArguments, task: Task) -> None:
     """Refuses options of scores that the task does not have."""
     other = {"bleu_tokenize", "lowercase"} if "rouge1" in task.scores else {"rouge_stemmer", "rouge_tokenize"}
-    if given := sorted(name for name in other if getattr(arguments, name)):
+    if given := sorted(name for name in other if getattr(arguments, name) is not None):
         raise ValueError(f"--{' and --'.join(given)}: the task {task.name} has no such score.")
 
 
@@ -216,7 +219,8 @@ def settle_scores(arguments: EvaluationArguments, records: list[dict[str, Any]])
 
     def find(name: str, option: str, given: str | None, score: str = "bleu") -> str | None:
         signatures = "\n".join(record.get(f"{score}_signature", "") for record in records)
-        used = sorted(set(re.findall(rf"(?:^|\|){name}:([^|\n]+)", signatures, re.MULTILINE)))
+        # SacreBLEU adds MeCab's version to the names of its two tokenisers with MeCab.
+        used = sorted(set(re.findall(rf"(?:^|\|){name}:((?:ja|ko)-mecab|[^|\n]+)", signatures, re.MULTILINE)))
         if given is not None or not used:
             return given
         if len(used) > 1:
@@ -229,7 +233,8 @@ def settle_scores(arguments: EvaluationArguments, records: list[dict[str, Any]])
         words = find_bleu_tokenizer([arguments.target_lang])
     langs = None if arguments.compare else records[0].get("langs")
     arguments.bleu_tokenize = find("tok", "bleu_tokenize", words) or find_bleu_tokenizer(langs)
-    case, stem = "lc" if arguments.lowercase else None, "yes" if arguments.rouge_stemmer else None
+    case = {None: None, True: "lc", False: "mixed"}[arguments.lowercase]
+    stem = {None: None, True: "yes", False: "no"}[arguments.rouge_stemmer]
     arguments.lowercase = find("case", "lowercase", case) == "lc"
     arguments.rouge_tokenize = find("tok", "rouge_tokenize", arguments.rouge_tokenize, "rouge") or "unicode"
     arguments.rouge_stemmer = find("stem", "rouge_stemmer", stem, "rouge") == "yes"

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 BLANK = "<BLANK>"
 # Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han. Then words, and the space behind them.
-_SPACELESS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
-_WORD = re.compile(rf"(?:({_SPACELESS})|(?:(?!{_SPACELESS})\S)+)(\s*)")
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+_WORD = re.compile(rf"(?:([{SPACELESS}])|[^\s{SPACELESS}]+)(\s*)")
 
 Pairs = Iterator[tuple[str, str]]
 
