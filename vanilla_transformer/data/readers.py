@@ -10,7 +10,6 @@ import glob
 import json
 import logging
 import os
-import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
 from .lines import TABLE_SUFFIXES, Lines, OnDamage, find_suffix, is_compressed, is_table, strip_line_end
-from .records import flatten_record
+from .records import flatten_record, is_like_header
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +35,6 @@ _SEPARATORS = {".tsv": "tab", ".csv": "comma"}
 # Python's own limit of 131,072 is too low for a document; without any, a quote left open takes in the whole file.
 _LONGEST_CSV_FIELD = 10_000_000
 _MOST_CSV_LINES = 1000  # of a record where damage is expected: what they hold is read again
-# With the names and codes of languages, the words of which names of columns are made.
-_NAMING_WORDS = {
-    *("id", "index", "nr", "number", "line", "source", "src", "target", "tgt", "trg", "text", "texts", "sentence"),
-    *("sentences", "segment", "input", "inputs", "output", "outputs", "translation", "original", "reference"),
-    *("question", "answer", "document", "article", "summary", "abstract", "title", "score", "label", "lang"),
-}
 _MISALIGNED = (
     "Line n of one must translate line n of the other: look for a sentence over two lines or a file cut short."
 )
@@ -362,7 +355,7 @@ def _divide_table(path: str, columns: Columns) -> list[Part]:
             f"{where}: one column only; source and target are separated by a {_SEPARATORS[find_suffix(path)]}."
         )
     header = columns.require(first, where) if columns.source_column else columns.find(first, where)
-    if header is None and _is_like_header(first):
+    if header is None and is_like_header(first):
         raise ValueError(
             f"{where}: {', '.join(map(repr, first))} look like names of columns, none of which was asked for: give two "
             "of them as source_column and target_column. If they are texts, put another line first."
@@ -379,16 +372,6 @@ def _find_record(lines: Lines) -> tuple[int, Any] | None:
     return next(
         ((number, record) for number, record in _records(lines) if record and not isinstance(record, str)), None
     )
-
-
-def _is_like_header(fields: Sequence[str]) -> bool:
-    """Whether the first line of a table has words as names of columns have them: languages, source, text, id."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-    known = {*_NAMING_WORDS, *LANGUAGES, *" ".join(LANGUAGES.values()).split()}
-    words = [re.findall(r"[^\W\d_]+", field.lower()) for field in fields]
-    is_named = [known.issuperset(found) if found else not field for field, found in zip(fields, words, strict=True)]
-    return all(is_named) and len(set(fields)) == len(fields)
 
 
 def _check_parquet_columns(path: str) -> None:

@@ -9,7 +9,8 @@ import glob
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,12 @@ from .lines import decode_lines, is_damage, without_surrogates
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _NAMES = (*SOURCE_COLUMNS, "target")  # one of them makes the first line of a table its header
+# With the names and codes of languages, the words of which names of columns are made.
+_NAMING_WORDS = {
+    *("id", "index", "nr", "number", "line", "source", "src", "target", "tgt", "trg", "text", "texts", "sentence"),
+    *("sentences", "segment", "input", "inputs", "output", "outputs", "translation", "original", "reference"),
+    *("question", "answer", "document", "article", "summary", "abstract", "title", "score", "label", "lang"),
+}
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _READ_BYTES = 1 << 22
 _READ_ROWS = 1000
@@ -93,6 +100,16 @@ def flatten_record(record: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def is_like_header(fields: Sequence[str]) -> bool:
+    """Whether the first line of a table has words as names of columns have them: languages, source, text, id."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    known = {*_NAMING_WORDS, *LANGUAGES, *" ".join(LANGUAGES.values()).split()}
+    words = [re.findall(r"[^\W\d_]+", field.lower()) for field in fields]
+    is_named = [known.issuperset(found) if found else not field for field, found in zip(fields, words, strict=True)]
+    return any(fields) and all(is_named) and len(set(fields)) == len(fields)
+
+
 @dataclass(frozen=True)
 class Scan:
     """What one reading of a file finds: where every `step`-th line begins, none of them in what cannot be entered."""
@@ -147,7 +164,15 @@ class RecordFile:
         if self.column is not None and self.column not in fields:
             found = ", ".join(map(repr, fields))
             raise ValueError(f"{self.path}, line 1: no column {self.column!r}; the columns are {found}.")
-        return fields if any(name in fields for name in (self.column, *_NAMES)) else None
+        if any(name in fields for name in (self.column, *_NAMES)):
+            return fields
+        if is_like_header(fields):
+            found = ", ".join(map(repr, fields))
+            raise ValueError(
+                f"{self.path}, line 1: {found} look like names of columns: name the one to read. If they are texts, "
+                "put another line first."
+            )
+        return None
 
     @cached_property
     def columns(self) -> list[str]:
