@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -18,6 +19,7 @@ from tiny_vanilla import ALL_SHARING, logits_of, make_model, make_sentences, pad
 from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.apps.batches import find_max_tokens
 from vanilla_transformer.conversion.errors import ConversionError
 from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer, train_tokenizer
 from vanilla_transformer.export.ctranslate2 import ACTIVATIONS, export_ctranslate2, import_ctranslate2, list_tokens
@@ -145,6 +147,20 @@ def test_positions_end_where_the_table_was_made_to_end(tmp_path: Path) -> None:
         theirs.generate(long, max_new_tokens=71)
     with pytest.raises(ValueError, match="A target of 71 tokens is too long"):
         theirs.sum_losses(long, torch.ones_like(long), torch.full((1, 71), 4))
+
+
+def test_texts_are_cut_where_the_table_ends(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vanilla_transformer"), "propagate", True)
+    theirs = export(make(vocab_size=len(tokenizer)), tmp_path, tokenizer=tokenizer, max_positions=8)
+    texts = ["a dog", "a dog " * 9]
+    settings: dict[str, Any] = {"max_source_length": 500, "progress": False}
+    translate(theirs, tokenizer, texts, **settings)
+    score_loss(theirs, tokenizer, texts, texts[::-1], **settings)
+    cut = f"2: truncated to 8 of its {len(tokenizer(texts[1]).input_ids)} tokens"
+    assert caplog.messages == [f"source line {cut}", f"source line {cut}", f"target line {cut.replace('2', '1', 1)}"]
+    assert find_max_tokens(theirs, tokenizer, 500) == find_max_tokens(theirs, tokenizer, None) == 8, "the server's"
 
 
 def test_a_text_of_a_thousand_tokens_is_neither_cut_nor_refused(tmp_path: Path) -> None:

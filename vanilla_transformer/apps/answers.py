@@ -89,7 +89,7 @@ class DemoModel:
         """The longest text that is taken, in tokens: what is given or was usual in training, but what it can read."""
         wanted = max_source_tokens or self.max_source_length or self.task.max_source_length
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        limits = (wanted, length_limit(self.tokenizer, None, self.model.config), positions)
+        limits = (wanted, length_limit(self.tokenizer, None, self.model), positions)
         return min(limit for limit in limits if limit)
 
     def count_most_characters(self, max_source_tokens: int | None = None) -> int:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from vanilla_transformer.inference.continuous import ContinuousBatch
-from vanilla_transformer.inference.translate import Translation, Translator, count_text_positions, one_line
+from vanilla_transformer.inference.translate import Translation, Translator, length_limit, one_line
 from vanilla_transformer.model.pipeline_vanilla_transformer import map_by_length
 
 logger = logging.getLogger(__name__)
@@ -346,7 +346,5 @@ def find_max_tokens(model: Any, tokenizer: Any, given: int | None) -> int:
 
     It is never more than the model has positions for.
     """
-    known = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
-    known += [getattr(model, "max_positions", None), 1024]
-    wanted = given or min(limit for limit in known if limit)
-    return min(wanted, count_text_positions(model.config) or wanted)
+    wanted = given or min(1024, getattr(model.config, "max_position_embeddings", None) or 1024)
+    return min(wanted, length_limit(tokenizer, given, model) or wanted)

@@ -130,7 +130,7 @@ def run(arguments: BackTranslationArguments) -> None:
     model, tokenizer, options = arguments.load_all()
     own = {name: getattr(arguments, name) for name in ("tag", "blank", "max_length", "max_length_ratio")}
     # What is cut off has no translation.
-    own["max_source_length"] = length_limit(tokenizer, arguments.max_source_length, model.config)
+    own["max_source_length"] = length_limit(tokenizer, arguments.max_source_length, model)
     own["source_prefix"] = options["source_prefix"]
     noise: dict[str, Any] = {"noise": True, "seed": arguments.seed} if arguments.method == "noised" else {}
     translate_file(

@@ -97,7 +97,7 @@ def run(arguments: DistillationArguments) -> None:
         tokenize,
         tokenizer=tokenizer,
         source_prefix=options["source_prefix"],
-        max_source_length=length_limit(tokenizer, arguments.max_source_length, model.config),
+        max_source_length=length_limit(tokenizer, arguments.max_source_length, model),
         keep=arguments.keep,
         swap=arguments.swap,
     )

@@ -331,7 +331,7 @@ def describe_settings(
     return {
         "model": weights.hexdigest(),
         "architecture": json.dumps(read_architecture(config.to_dict()), sort_keys=True, default=str),
-        "limit": length_limit(tokenizer, options.get("max_source_length"), config),
+        "limit": length_limit(tokenizer, options.get("max_source_length"), model),
         "dtype": str(cast(Any, model).dtype),
         "vocabulary": hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest(),
         "generation_config": cast(Any, model).generation_config.to_json_string(),

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import zip_longest
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import evaluate
 import torch
@@ -524,7 +524,7 @@ def _make_batches(
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1 sentence pair.")
     lines = None if first_line is None else range(first_line, first_line + len(sources))
     wanted = (max_source_length, max_target_length)
-    limits = [length_limit(tokenizer, each, cast(Any, model).config) for each in wanted]
+    limits = [length_limit(tokenizer, each, model) for each in wanted]
     source_ids = encode_texts(tokenizer, sources, limit=limits[0], line_numbers=lines)
     target_ids = encode_texts(tokenizer, targets, limit=limits[1], line_numbers=lines, side="target")
     order = range(len(sources))

@@ -78,16 +78,19 @@ def count_text_positions(config: Any) -> int | None:
     return find_position_limit(config)
 
 
-def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: Any = None) -> int | None:
+def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None, model: Any = None) -> int | None:
     """How many tokens, special ones included, a text may have: `max_length`, else the tokenizer's own limit, if any.
 
-    With a model's `config` it is never more than it has positions for.
+    It is never more than a `model` has positions for.
     """
     least = tokenizer.num_special_tokens_to_add() + 1
     if max_length is not None and max_length < least:
         raise ValueError(f"The maximum length is {max_length} tokens; it must be at least {least} with this tokenizer.")
     own = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LENGTH_LIMIT else None
-    limits = [own if max_length is None else max_length, None if config is None else count_text_positions(config)]
+    limits = [own if max_length is None else max_length]
+    if model is not None:
+        # An export to CTranslate2 has a table of them, which may end earlier.
+        limits += [count_text_positions(model.config), getattr(model, "max_positions", None)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -170,7 +173,7 @@ class Translator:
         self.model = cast(Any, model)
         self.tokenizer = tokenizer
         self.source_prefix = source_prefix
-        self.limit = length_limit(tokenizer, max_source_length, self.model.config)
+        self.limit = length_limit(tokenizer, max_source_length, self.model)
         configs = (generate_kwargs.get("generation_config"), self.model.generation_config)
         found = [generate_kwargs.get("num_beams"), *(getattr(config, "num_beams", None) for config in configs)]
         self.num_beams = next((value for value in found if value is not None), 1)

@@ -142,7 +142,7 @@ def _encode_source(
 
 def _find_limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int | None:
     # Of another model's positions, `_limits_explained` tells: half of a text would show half of its attention.
-    return length_limit(tokenizer, max_length, model.config if is_vanilla(model) else None)
+    return length_limit(tokenizer, max_length, model if is_vanilla(model) else None)
 
 
 def _check_characters(side: str, text: str) -> None:
