@@ -77,6 +77,14 @@ def test_the_fewest_learned_positions_are_the_limit() -> None:
     any_number = make_model(max_position_embeddings=16)
     assert Ensemble([any_number, more, MEMBERS[2]]).config is MEMBERS[2].config
     assert Ensemble([more, any_number]).config is more.config
+    short = make_model(position_embedding_type="learned", max_position_embeddings=9)
+    for name, value, longest in (("max_new_tokens", 60, 9), ("max_length", 60, 8), ("max_new_tokens", 5, 5)):
+        first = make_model()
+        setattr(first.generation_config, name, value)
+        ensemble: Any = Ensemble([first, short])
+        found = ensemble.generate(torch.tensor([[4, 5]]), eos_token_id=None)
+        assert found.shape == (1, 1 + longest)
+        assert getattr(first.generation_config, name) == value
 
 
 def test_the_forward_pass_gives_the_mean() -> None:

@@ -52,10 +52,15 @@ class Ensemble(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedMo
 
     def __init__(self, members: Sequence[VanillaTransformerForConditionalGeneration]) -> None:
         _check(members)
-        # The fewest learned positions limit the output.
+        # The fewest learned positions limit the output, also where the first member's settings allow more.
         super().__init__(min(members, key=lambda one: count_learned_positions(one.config) or math.inf).config)
         self.members = nn.ModuleList(members)
         self.generation_config = copy.deepcopy(members[0].generation_config)
+        positions = count_learned_positions(self.config)
+        for name in ("max_new_tokens", "max_length"):
+            saved = getattr(self.generation_config, name)
+            if None not in (positions, saved):
+                setattr(self.generation_config, name, min(saved, positions))
         self.eval()
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
