@@ -271,6 +271,12 @@ def test_of_folders(evaluate: Run, refuse: Run, test_files: tuple[str, str], tmp
     assert f"--compare: {broken} is damaged" in refuse(*arguments, "--overwrite")
 
 
+def test_the_length_of_references_is_checked_before_translating(refuse: Run, monkeypatch: Any) -> None:
+    monkeypatch.setattr(command, "translate_share", lambda *arguments, **options: pytest.fail("too late"))
+    said = refuse("--builtin_corpus", "--max_samples", "2", "--max_target_length", "1")
+    assert "The maximum length is 1 tokens; it must be at least 2" in said
+
+
 @pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
 def test_signatures_with_versions_of_tokenizers(name: str) -> None:
     """SacreBLEU adds that of MeCab to its tokeniser's name."""

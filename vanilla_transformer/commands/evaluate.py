@@ -285,6 +285,7 @@ def score_model(
     """
     from vanilla_transformer.data.vocabularies import check_text_target
     from vanilla_transformer.inference.evaluate import join_pieces, write_texts
+    from vanilla_transformer.inference.translate import length_limit
 
     # So that nobody takes the scores for those of the same folder after more training.
     scored = {} if output_dir is None else describe_model(Path(arguments.model_name_or_path))
@@ -292,7 +293,9 @@ def score_model(
         described = [{"model_name_or_path": name, **describe_model(Path(name))} for name in arguments.model_names]
         scored = {"ensemble": described}
     model, tokenizer, generate_kwargs = arguments.load()
-    check_text_target(tokenizer)  # now rather than after translating
+    # Now rather than after translating.
+    check_text_target(tokenizer)
+    length_limit(tokenizer, arguments.max_target_length)
     sources, references = list(pairs["source"]), list(pairs["target"])
     hypotheses, seconds = translate_share(arguments, model, tokenizer, sources, processes, **generate_kwargs)
     texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
