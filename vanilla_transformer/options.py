@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 DISABLE_TQDM = "Show no progress bars, which are drawn on a terminal only."
+# For `bool | None`: without a value, true, as transformers' parser has it for `bool`.
+SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 
 
 def option(help: str, default: Any = dataclasses.MISSING, **metadata: Any) -> Any:

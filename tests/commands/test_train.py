@@ -580,8 +580,22 @@ class TestWords:
             (["--preset", "tiny", "--validation_file", "a.tsv"], "the built-in corpus has validation pairs of its own"),
         ):
             assert message in refuse([*words, *more])
+        words = ["--output_dir", tmp_path / "out", "--preset", "tiny", "--train_file", "a.tsv"]
+        said = refuse([*words, "--max_source_tokens", 9, "--dataloader_drop_last"])
+        assert "dataloader_drop_last has no effect with max_source_tokens" in said
+        assert "target_lang=zh needs source_lang, too" in refuse([*words, "--target_lang", "zh"])
         (tmp_path / "a.yaml").write_text(f"output_dir: {tmp_path}/out\npreset: tiny\nadded_tokens: <BT>\n")
         assert "added_tokens='<BT>': must be a list" in refuse([tmp_path / "a.yaml"])
+
+    def test_switches_need_no_value(self, tmp_path: Path) -> None:
+        switches = ["--disable_tqdm", "--load_best_model_at_end", "--use_cpu"]
+        given = script.parse_given([*switches, "--output_dir", str(tmp_path)])
+        assert [given[switch[2:]] for switch in switches] == [True] * 3
+        assert script.parse_given(["--disable_tqdm", "false"]) == {"disable_tqdm": False}
+
+    def test_the_best_checkpoint_is_one_that_was_validated(self, tmp_path: Path, refuse: Refuse) -> None:
+        words = ["--output_dir", tmp_path / "out", "--builtin_corpus", "--preset", "tiny", "--save_strategy", "steps"]
+        assert "save_strategy=steps and eval_strategy=epoch: give both the same one" in refuse(words)
 
     def test_a_misspelt_option_is_corrected(self, tmp_path: Path, refuse: Refuse) -> None:
         (tmp_path / "words.yaml").write_text("presett: tiny\nbuiltin_corpus: true\n")

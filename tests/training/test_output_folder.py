@@ -116,11 +116,12 @@ def test_the_files_of_a_local_dataset_tell_it_from_another(tmp_path: Path, strea
     described = describe_files(arguments)
     names = {"data-00000-of-00001.arrow", "dataset_info.json", "state.json"}
     assert described.keys() == {str(tmp_path / "corpus" / name) for name in names}
-    for own in ("cache-1.arrow", ".git/HEAD"):  # what others keep there
+    output_dir = tmp_path / "corpus" / "model"
+    for own in ("cache-1.arrow", "tmpxxr5ufqq", ".git/HEAD", "model/README.md"):  # what others keep there
         path = tmp_path / "corpus" / own
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    assert describe_files(arguments) == described
+    assert describe_files(arguments, str(output_dir)) == described
     (tmp_path / "corpus" / "state.json").write_text("{}")
     assert describe_files(arguments) != described
     assert describe_files(DataArguments(dataset_name="name/of-the-hub")) == {}

@@ -130,6 +130,14 @@ def test_without_budgets_it_is_the_librarys_trainer(tmp_path: Path) -> None:
     assert same_weights(*(each.model for each in trainers))
 
 
+def test_dropping_the_last_batch_drops_no_pair_to_validate_on(tmp_path: Path) -> None:
+    data = Dataset.from_list(make_rows(7))
+    settings = {"max_source_tokens": None, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    trainer = make_trainer(tmp_path, data, eval_dataset=data, dataloader_drop_last=True, **settings)
+    loaders = trainer.get_train_dataloader(), trainer.get_eval_dataloader(), trainer.get_test_dataloader(data)
+    assert [sum(pairs_of(loader).values()) for loader in loaders] == [4, 7, 7]
+
+
 def test_a_dataset_that_has_no_lengths_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"max_source_tokens=60 needs .* not a IterableDataset"):
         make_trainer(tmp_path, IterableDataset.from_generator(make_rows), max_steps=1).train()

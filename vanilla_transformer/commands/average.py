@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.options import DISABLE_TQDM, option
+from vanilla_transformer.options import DISABLE_TQDM, SWITCH, option
 
 from .command_line import make_argument_parser, make_main
 
@@ -26,7 +26,9 @@ class AveragingArguments:
     last: int | None = option("Average the last so many checkpoints of the run.", None)
     best: int | None = option("Average the best so many checkpoints of the run.", None)
     metric: str | None = option("What the best are chosen by, eval_bleu say. Default: as in the run.", None)
-    greater_is_better: bool | None = option("Default: true, unless the metric is a loss or an error rate.", None)
+    greater_is_better: bool | None = option(
+        "Default: true, unless the metric is a loss or an error rate.", None, **SWITCH
+    )
     checkpoints: list[str] | None = option("Average these folders.", None)
     max_shard_size: str = option("Split larger weights into files of this size.", "50GB")
     disable_tqdm: bool = option(DISABLE_TQDM, False)

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from vanilla_transformer.export.engines import MODELS, EngineArguments
 from vanilla_transformer.inference.arguments import GLOSSARY_NEEDS, GlossaryArguments
 from vanilla_transformer.memory import keep_freed_memory
-from vanilla_transformer.options import option, refuse_unused
+from vanilla_transformer.options import SWITCH, option, refuse_unused
 
 from .command_line import explaining_errors, make_argument_parser, settled_bars
 
@@ -66,9 +66,6 @@ _NEEDS = {
     "model_name_or_path": {"glossary", "max_target_length"} | {each.name for each in fields(EngineArguments)} - _OF_ALL,
     "output_dir": {"overwrite"},
 }
-
-# Without a value, true; transformers' parser gives this only to options whose default is not None.
-_SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 
 
 @dataclass
@@ -94,7 +91,7 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     max_target_length: int | None = option(
         "For the loss, longer references are truncated to so many tokens. Default: the tokenizer's limit.", None
     )
-    lowercase: bool | None = option("Ignore case in BLEU and chrF. Default: no.", None, **_SWITCH)
+    lowercase: bool | None = option("Ignore case in BLEU and chrF. Default: no.", None, **SWITCH)
     ter: bool = option("Compute TER, which is slow on a large test set. Default: yes.", True)
     bleu_tokenize: str | None = option(
         "SacreBLEU's tokeniser: 13a, intl, zh, ja-mecab, char, ... Default: that of the target language.", None
@@ -105,7 +102,7 @@ class EvaluationArguments(GlossaryArguments, EngineArguments):
     rouge_tokenize: str | None = option(
         "What ROUGE takes for words: unicode (default: those of any script) or ascii (a to z, 0 to 9).", None
     )
-    rouge_stemmer: bool | None = option("Strip the endings of English words for ROUGE. Default: no.", None, **_SWITCH)
+    rouge_stemmer: bool | None = option("Strip the endings of English words for ROUGE. Default: no.", None, **SWITCH)
     output_dir: str | None = option("Folder for the files named above.", None)
     overwrite: bool = option("Replace these files where they exist.", False)
 

@@ -249,7 +249,7 @@ def prepare(
             check_teacher(arguments.teacher_model, config, tokenizer, task, prefixes or own)
         if arguments.should_save:
             held.enter_context(locked(Path(output_dir) / LOCK_FILE, output_dir))
-        files = describe_files(data_arguments) if arguments.should_save else None
+        files = describe_files(data_arguments, output_dir) if arguments.should_save else None
         claim_output_dir(output_dir, model_arguments, data_arguments, arguments, tokenizer, files=files)
     return corpora, tokenizer, config
 

@@ -11,7 +11,7 @@ from transformers.integrations.integration_utils import is_tensorboard_available
 from vanilla_transformer.data.mixtures import check_weights
 from vanilla_transformer.data.subword_regularization import check_numbers
 from vanilla_transformer.data.tokenizer_training import ModelType
-from vanilla_transformer.options import DISABLE_TQDM, option
+from vanilla_transformer.options import DISABLE_TQDM, SWITCH, option
 from vanilla_transformer.tasks import TASKS, TRANSLATION, Task, get_task
 
 # How the names of measures end of which a smaller value is better.
@@ -209,6 +209,9 @@ class DataArguments:
         if self.lang_pairs is None:
             if self.both_directions:
                 raise ValueError("both_directions needs lang_pairs.")
+            if not self.builtin_corpus and (self.source_lang is None) != (self.target_lang is None):
+                given, other = ("source_lang", "target_lang") if self.source_lang else ("target_lang", "source_lang")
+                raise ValueError(f"{given}={getattr(self, given)} needs {other}, too.")
             return
         others = ("builtin_corpus", "source_lang", "target_lang", "source_prefix", "source_column", "target_column")
         if alien := [name for name in others if getattr(self, name)]:
@@ -282,7 +285,7 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     adam_epsilon: float = option("The paper's.", 1e-9)
     label_smoothing_factor: float | None = option("In place of the model's own label_smoothing.", None)  # type: ignore[assignment]
     has_own_label_smoothing: bool = field(default=False, init=False)
-    disable_tqdm: bool | None = option(DISABLE_TQDM, None)
+    disable_tqdm: bool | None = option(DISABLE_TQDM, None, **SWITCH)
     logging_steps: float = option("Updates between two lines of the log (a share if < 1).", 50)
     num_train_epochs: float = option("Number of passes over the training data.", 10.0)
     per_device_train_batch_size: int = option("Sentence pairs in a training batch.", 64)
@@ -303,7 +306,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         "End when metric_for_best_model has not improved in so many validations.", None
     )
     load_best_model_at_end: bool | None = option(
-        "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints, no eval or no save.", None
+        "Whether to end with the best checkpoint. Default: yes, but with average_checkpoints, no eval or no save.",
+        None,
+        **SWITCH,
     )  # type: ignore[assignment]
     metric_for_best_model: str | None = option(
         "What to choose the best checkpoint by. Default: "
@@ -355,6 +360,12 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.load_best_model_at_end is None:
             validates, saves = self.eval_strategy != "no", self.save_strategy != "no"
             self.load_best_model_at_end = validates and saves and not self.average_checkpoints
+            if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, "best"):
+                raise ValueError(
+                    f"save_strategy={self.save_strategy} and eval_strategy={self.eval_strategy}: give both the same "
+                    "one, for the best checkpoint is loaded at the end; or give load_best_model_at_end=false, or "
+                    "eval_strategy=no if there is nothing to validate on."
+                )
         elif self.average_checkpoints and self.load_best_model_at_end:
             raise ValueError(
                 f"average_checkpoints={self.average_checkpoints} and load_best_model_at_end ask for two different "
@@ -372,6 +383,8 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(
                 f"train_sampling_strategy={self.train_sampling_strategy!r}: must be one of {', '.join(known)}."
             )
+        if self.max_source_tokens is not None and self.dataloader_drop_last:
+            raise ValueError("dataloader_drop_last has no effect with max_source_tokens.")
         if self.max_source_tokens is not None and self.train_sampling_strategy != "group_by_length":
             raise ValueError(
                 f"train_sampling_strategy={self.train_sampling_strategy} has no effect with max_source_tokens: its "

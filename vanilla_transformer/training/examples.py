@@ -1,6 +1,7 @@
 """The data of a training, by its arguments: pairs of texts with their prefix, token ids, batches of a stream."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from .arguments import DataArguments, TranslationTrainingArguments
 logger = logging.get_logger(__name__)
 
 LENGTH_GROWTH_FILE = "bpe_dropout_lengths.json"
+# What it has processed, at last and while it is being written.
+_OF_DATASETS = re.compile(r"\.|cache-|tmp\w{8}$")
 _GROWTH_SAMPLE = 2000  # pairs by which it is measured how much longer regularised texts are
 
 Corpora = Mapping[str, Any]  # of Dataset, IterableDataset or StreamMixture
@@ -128,22 +131,27 @@ def _generate_corpora(arguments: DataArguments) -> Corpora:
     return {"train": generated["train"], "validation": validation}
 
 
-def describe_files(arguments: DataArguments) -> dict[str, str | int]:
-    """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes."""
+def describe_files(arguments: DataArguments, output_dir: str | None = None) -> dict[str, str | int]:
+    """What tells the files of the corpora from other content of the same names, by path: digests, of a stream sizes.
+
+    The output folder may lie in a dataset's.
+    """
     streamed = list(expand_files([file for files in arguments.train_files for file in files]))
     whole = list(expand_files([file for files in arguments.validation_files for file in files]))
     if arguments.dataset_name is not None:
-        streamed += _list_folder(Path(arguments.dataset_name))
+        streamed += _list_folder(Path(arguments.dataset_name), output_dir)
     if not arguments.streaming:
         streamed, whole = [], streamed + whole
     sizes: dict[str, str | int] = {path: Path(path).stat().st_size for path in streamed}
     return sizes | {path: digest_files([Path(path)])[Path(path).name] for path in whole}
 
 
-def _list_folder(folder: Path) -> list[str]:
+def _list_folder(folder: Path, output_dir: str | None) -> list[str]:
     """The files of a dataset's folder; none of one on the Hub. What `datasets` keeps there for itself is none of it."""
     own = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [str(folder / path) for path in own if not any(name.startswith((".", "cache-")) for name in path.parts)]
+    if output_dir is not None:
+        own = [path for path in own if not (folder / path).resolve().is_relative_to(Path(output_dir).resolve())]
+    return [str(folder / path) for path in own if not any(map(_OF_DATASETS.match, path.parts))]
 
 
 def known_languages(arguments: DataArguments) -> list[str] | None:

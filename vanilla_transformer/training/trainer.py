@@ -144,6 +144,24 @@ class TranslationTrainer(PushingTrainer):
         with _blaming_data():
             return self._token_dataloader()
 
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """Returns the validation batches, of all pairs: `dataloader_drop_last` is for training."""
+        with self._keeping_last_batches():
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        """Returns the batches of a test set, of all its pairs."""
+        with self._keeping_last_batches():
+            return super().get_test_dataloader(*args, **kwargs)
+
+    @contextmanager
+    def _keeping_last_batches(self) -> Iterator[None]:
+        drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            yield
+        finally:
+            self.args.dataloader_drop_last = drops_last
+
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The batches of an update; a `DataError` if they cannot be read."""
         with _blaming_data():
