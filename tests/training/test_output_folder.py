@@ -1,6 +1,7 @@
 """A training's output folder: whose it is, and what a run that is resumed may change."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,8 @@ def test_the_files_of_a_local_dataset_tell_it_from_another(tmp_path: Path, strea
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert describe_files(arguments, str(output_dir)) == described
+    shutil.rmtree(output_dir)
+    assert describe_files(arguments, str(tmp_path)) == described, "a dataset in the output folder"
     (tmp_path / "corpus" / "state.json").write_text("{}")
     assert describe_files(arguments) != described
     assert describe_files(DataArguments(dataset_name="name/of-the-hub")) == {}
