@@ -507,12 +507,7 @@ def test_an_output_on_another_disk(source_file: Path, monkeypatch: pytest.Monkey
     [
         ("a.tsv", "x\ty\nw1\n", {"source_column": "y"}, "a.tsv, line 2: 1 column.s., and the sources are in column 2"),
         ("a.tsv", "x\ty\n", {"source_column": "z"}, "a.tsv, line 1: no column 'z'; the columns are 'x', 'y'"),
-        (
-            "a.tsv",
-            "id\ten\tde\n1\tw1\tw2\n",
-            {},
-            "a.tsv, line 1: 'id', 'en', 'de' look like names of columns",
-        ),
+        ("a.tsv", "id\ten\tde\n1\tw1\tw2\n", {}, "a.tsv, line 1: 'id', 'en', 'de' look like names of columns"),
         ("a.jsonl", '{"a": "w1", "b": 1}\n', {}, "no column 'source' or 'text'; the columns are 'a', 'b'"),
         ("a.jsonl", '{"text": "w1"}\n{"x": "w1"}\n', {}, "a.jsonl, line 2: no 'text'; the keys are 'x'"),
         ("a.jsonl", '{"text": "w1"}\n{"text": 3}\n', {}, r"a.jsonl, line 2: the source is 3 \(int\), not a string"),

@@ -161,13 +161,12 @@ class RecordFile:
         if line is None:
             return None
         fields = line.rstrip("\r\n").split("\t")
+        found = ", ".join(map(repr, fields))
         if self.column is not None and self.column not in fields:
-            found = ", ".join(map(repr, fields))
             raise ValueError(f"{self.path}, line 1: no column {self.column!r}; the columns are {found}.")
         if any(name in fields for name in (self.column, *_NAMES)):
             return fields
         if is_like_header(fields):
-            found = ", ".join(map(repr, fields))
             raise ValueError(
                 f"{self.path}, line 1: {found} look like names of columns: name the one to read. If they are texts, "
                 "put another line first."

@@ -120,7 +120,8 @@ def select_files(folder: str | os.PathLike[str], include: Sequence[str] = ()) ->
             selection.files[name] = path
             selection.left_out.pop(name, None)
     # Without `include` no folder is looked into: in a training, checkpoints are deleted meanwhile.
-    for name in [name for name in selection.left_out if include and name.endswith("/")]:
+    folders = [name for name in selection.left_out if name.endswith("/")] if include else []
+    for name in folders:
         inner = [path for path in (root / name).rglob("*") if path.is_file()]
         if inner and all(path in selection.files.values() for path in inner):
             selection.left_out.pop(name)

@@ -149,8 +149,7 @@ def describe_files(arguments: DataArguments, output_dir: str | None = None) -> d
 def _list_folder(folder: Path, output_dir: str | None) -> list[str]:
     """The files of a dataset's folder; none of one on the Hub. What `datasets` keeps there for itself is none of it."""
     own = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    output = Path(output_dir or "/").resolve()
-    if folder.resolve() in output.parents:
+    if output_dir is not None and folder.resolve() in (output := Path(output_dir).resolve()).parents:
         own = [path for path in own if not (folder / path).resolve().is_relative_to(output)]
     return [str(folder / path) for path in own if not any(map(_OF_DATASETS.match, path.parts))]
 
