@@ -30,13 +30,9 @@ class TestPieces:
         st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
     )
     def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
-        text = "".join(parts)
-        pieces = Pieces(text, "en", is_html=True)
+        pieces = Pieces("".join(parts), "en", is_html=True)
         joined = pieces.join(pieces.sentences)
-        assert "".join(joined.split()) == "".join(text.split())
-        # A line break is a space, and a space at the edge of an element may be on either side of its tag.
-        shown, expected = (re.sub(r"\s+", " ", re.sub("<[^<>]*>", "", each)) for each in (joined, text))
-        assert shown == expected
+        assert re.sub(r"\s+", " ", joined) == re.sub(r"\s+", " ", "".join(parts)), "a line break is a space"
         assert not any("<" in sentence or "&amp;" in sentence for sentence in pieces.sentences)
 
     def test_a_line_break_of_html_ends_no_sentence(self) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from vanilla_transformer.inference.synthetic import SPACELESS
+from vanilla_transformer.data.detection import SPACELESS
 
 # Letters of these scripts may stand at once beside an address; Korean adds particles to it.
 _CLOSE = rf"{SPACELESS}\u1100-\u11ff\uac00-\ud7af"
@@ -75,10 +75,11 @@ class Sentence:
 
     def join(self, translations: Sequence[str], escape: Callable[[str], str]) -> str:
         """The sentence with the translations of its `sources`; what is no tag goes through `escape`."""
+        whole = translations[0].join(self._edges) if translations else ""
         if len(translations) == 1:
-            inside = [Piece("text", translations[0].join(self._edges))]
-        elif translations and (placed := self._place(translations[0], translations[1:])):
-            inside = [Piece("text", self._edges[0]), *placed, Piece("text", self._edges[1])]
+            inside = [Piece("text", whole)]
+        elif whole and (placed := self._place(whole, translations[1:])):
+            inside = placed
         else:
             inside = list(self._join_runs(iter(translations[1:])))
         pieces = (*self._before, *inside, *self._behind)
@@ -90,7 +91,9 @@ class Sentence:
         for piece, run in zip(self._inside, self._runs, strict=True):
             text = run[1] + next(translations) + run[3] if run else piece.text
             if not piece.is_tag:
-                if _is_in_word(written, text, _CLOSE) and not _is_in_word(source, piece.text, _CLOSE):
+                pairs = (source, piece.text), (written, text)
+                was, will_be = (_is_in_word(first + second, len(first), _CLOSE) for first, second in pairs)
+                if will_be and not was:
                     yield Piece("text", " ")
                 source, written = piece.text, text
             yield piece._replace(text=text)
@@ -105,7 +108,12 @@ class Sentence:
             if len(places) != 1:
                 return None
             middle = next(index for index, piece in enumerate(group) if not piece.is_tag)
-            found.append((*places[0], group[:middle], group[middle + 1 :]))
+            (first, last), inner = places[0], group[middle].text
+            # Spaces at the edges of an element stay in it.
+            before, behind = len(inner) - len(inner.lstrip()), len(inner) - len(inner.rstrip())
+            first = max(first - before, len(whole[:first].rstrip()))
+            last = min(last + behind, len(whole) - len(whole[last:].lstrip()))
+            found.append((first, last, group[:middle], group[middle + 1 :]))
         placed: list[Piece] = []
         end = 0
         for first, last, opening, closing in sorted(found, key=lambda each: each[:2]):
@@ -116,20 +124,26 @@ class Sentence:
         return [*placed, Piece("text", whole[end:])]
 
     def _find_elements(self, runs: Iterator[str]) -> Iterator[tuple[list[Piece], str | None]]:
-        """The pieces of each outermost element, and its text as it is translated by itself if it has just one."""
+        """The pieces of each outermost element, and its text as it is translated by itself.
+
+        It has none if it has several texts, or begins or ends within a word.
+        """
+        source = "".join(piece.text for piece in self._inside if not piece.is_tag)
         group: list[Piece] = []
         texts: list[str | None] = []
-        depth = 0
+        depth = start = end = 0
         for piece, run in zip(self._inside, self._runs, strict=True):
             depth += {"open": 1, "close": -1}.get(piece.kind, 0)
             translated = next(runs) if run else piece.text if piece.kind == "kept" else None
             if run and translated and not _END.search(run[2]):
                 translated = _END.sub("", translated)
             if depth > 0 or group or piece.is_tag:
+                start = start if group else end
                 group.append(piece)
                 texts += [] if piece.is_tag else [translated]
+            end += 0 if piece.is_tag else len(piece.text)
             if group and depth == 0:
-                yield group, texts[0] if len(texts) == 1 else None
+                yield group, texts[0] if len(texts) == 1 and _is_apart(source, (start, end)) else None
                 group, texts = [], []
         if group:
             yield group, None
@@ -171,16 +185,23 @@ def _find(text: str, whole: str) -> list[tuple[int, int]]:
     if not text:
         return []
     kept = [found.span() for found in KEPT.finditer(whole)]
-    spans = (found.span() for found in re.finditer(re.escape(text), whole, re.IGNORECASE))
+    # Looking ahead finds places that overlap, too.
+    starts = (found.start() for found in re.finditer(f"(?={re.escape(text)})", whole, re.IGNORECASE))
+    spans = ((start, start + len(text)) for start in starts)
     return [
         span
         for span in spans
-        if not any(_is_in_word(whole[:edge], whole[edge:], SPACELESS) for edge in span)
+        if _is_apart(whole, span)
         and all(last <= span[0] or span[1] <= first or span == (first, last) for first, last in kept)
     ]
 
 
-def _is_in_word(before: str, after: str, units: str) -> bool:
-    """Whether a word goes on from one text to the next; letters of the scripts `units` are words by themselves."""
-    edges = before[-1:] + after[:1]
-    return len(edges) == 2 and all(each.isalnum() and not re.match(f"[{units}]", each) for each in edges)
+def _is_apart(text: str, span: tuple[int, int]) -> bool:
+    """Whether words end where a part of a text begins and ends."""
+    return not any(_is_in_word(text, edge, SPACELESS) for edge in span)
+
+
+def _is_in_word(text: str, position: int, units: str) -> bool:
+    """Whether a word goes on from before a position to behind it; letters of the scripts `units` are words each."""
+    edges = text[max(position - 1, 0) : position + 1]
+    return len(edges) == 2 and edges.isalnum() and not re.search(f"[{units}]", edges)

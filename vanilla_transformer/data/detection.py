@@ -1,4 +1,4 @@
-"""Which language a text is in, of those that a server knows, or that a corpus should have."""
+"""Languages and scripts: which language a text is in, of those that a server knows, or that a corpus should have."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from vanilla_transformer.files import explain_missing
 
+# Characters of the scripts that put no space between words, for a class of a regular expression: Thai, Lao, Burmese,
+# Khmer, kana, Han.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 _CHARACTERS = 2000  # of a text that are looked at
 
 

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.data.detection import SPACELESS
 from vanilla_transformer.data.records import EVERYTHING, Part, RecordFile, Scan, find_files, find_records
 
 from .outputs import Piece
@@ -28,8 +29,7 @@ from .scores import Bleu, Chrf
 logger = logging.getLogger(__name__)
 
 BLANK = "<BLANK>"
-# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Han. Then words, and the space behind them.
-SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
+# Words, and the space behind them.
 _WORD = re.compile(rf"(?:([{SPACELESS}])|[^\s{SPACELESS}]+)(\s*)")
 
 Pairs = Iterator[tuple[str, str]]
