@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 # ruff: noqa: E402 (what the server needs may be missing)
@@ -29,6 +29,11 @@ class TestPieces:
     @given(
         st.lists(st.sampled_from(["<b>", "</b>", "<br/>", "a b", "&amp;", "\n", "<!-- a -->", " ", "c.", "<p x='1'>"]))
     )
+    @example(["<b>", "a b", "\n", "</b>", "&amp;"])
+    @example(["<b>", " ", "a b", "</b>", "&amp;"])
+    @example(["&amp;", "<b>", "a b", " ", "\n", "</b>"])
+    @example(["a b", "<b>", "a b", "\n", "</b>", "a b"])
+    @example(["c.", "<b>", "c.", "c.", "</b>"])
     def test_markup_comes_together_as_it_was(self, parts: list[str]) -> None:
         pieces = Pieces("".join(parts), "en", is_html=True)
         joined = pieces.join(pieces.sentences)
