@@ -154,6 +154,25 @@ class TestTranslationTrainer:
         assert "the push failed" not in run("train_beside_a_deletion", {"doomed": str(doomed), **options})
         assert titles(hub, "deleting") == PROGRESS
 
+    @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+    def test_a_slow_push_is_of_the_step_that_its_title_says(
+        self, strategy: str, hub: LocalHub, run: Callable[..., str], runs: Path
+    ) -> None:
+        """Both pushes begin when the training is over, and only one checkpoint is to stay."""
+        folder = runs / f"slow-{strategy}"
+        options: dict[str, Any] = {"trainer": "package", "output_dir": str(folder), "hub_strategy": strategy}
+        said = run("train", {**options, "save_total_limit": 1, "hold_pushes": True, "push": False})
+        assert "the push failed" not in said
+        assert titles(hub, folder.name) == WITH_CHECKPOINTS
+        pushed = [hub.contents(f"alice/{folder.name}", commit["id"]) for commit in commits(hub, folder.name)]
+        weights = [files["model.safetensors"] for files in pushed]
+        assert weights[0] != weights[2]
+        for index, step in ((1, 2), (3, 4)):
+            place = f"checkpoint-{step}" if strategy == "all_checkpoints" else "last-checkpoint"
+            assert json.loads(pushed[index][f"{place}/trainer_state.json"])["global_step"] == step
+            assert pushed[index][f"{place}/model.safetensors"] == weights[index - 1] == weights[index]
+        assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-4"]
+
     def test_branch_and_privacy_and_an_edited_card(self, hub: LocalHub, run: Callable[..., str], runs: Path) -> None:
         folder, repo_id = runs / "private", "alice/private"
         options: dict[str, Any] = {"trainer": "package", "output_dir": str(folder), "hub_strategy": "every_save"}

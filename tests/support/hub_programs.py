@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from threading import Event
 from typing import Any
 
 import torch
 import train as training_script
 from datasets import Dataset
+from huggingface_hub import run_as_future
 from tiny_seq2seq import make_model as make_bart
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
 
@@ -40,7 +42,27 @@ class WaitForPushes(TrainerCallback):
         self.trainer._finish_current_push()
 
 
-def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any = None, **settings: Any) -> None:
+class HoldPushes(TrainerCallback):
+    """Lets no push begin before the training's last step is done and saved."""
+
+    def __init__(self) -> None:
+        self.is_over = Event()
+        run_as_future(self.is_over.wait)  # pushes come one after another
+
+    def on_log(self, arguments: Any, state: Any, control: Any, *, logs: dict[str, Any], **kwargs: Any) -> None:
+        if state.global_step == state.max_steps:
+            self.is_over.set()
+
+
+def train(
+    trainer: str,
+    *,
+    model: str = "vanilla",
+    resume: Any = None,
+    push: Any = None,
+    hold_pushes: bool = False,
+    **settings: Any,
+) -> None:
     """Trains for four steps with two checkpoints, and pushes at the end with the arguments `push`, unless `False`."""
     set_seed(1)
     tokenizer = VanillaTransformerTokenizer()
@@ -58,7 +80,7 @@ def train(trainer: str, *, model: str = "vanilla", resume: Any = None, push: Any
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=built),
         callbacks=[ShipCode()],
     )
-    instance.add_callback(WaitForPushes(instance))
+    instance.add_callback(HoldPushes() if hold_pushes else WaitForPushes(instance))
     instance.train(resume_from_checkpoint=resume)
     if push is not False:
         instance.push_to_hub(**push or {})

@@ -334,9 +334,9 @@ def test_the_first_steps_are_deleted_but_for_the_best_and_the_new_one(tmp_path: 
     for step in (5, 10, 15, 20, 60):
         (tmp_path / f"checkpoint-{step}").mkdir()
     (tmp_path / "_deleted-checkpoint-1").mkdir()  # a deletion that was cut off
-    delete_old_checkpoints(tmp_path, 4, step=20, best_step=5)
+    delete_old_checkpoints(tmp_path, 4, step=20, kept=[5])
     assert list(list_checkpoints(tmp_path)) == [5, 10, 15, 20]
-    delete_old_checkpoints(tmp_path, 1, step=20, best_step=5)
+    delete_old_checkpoints(tmp_path, 1, step=20, kept=[5])
     assert names(tmp_path) == {"checkpoint-5", "checkpoint-20"}
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,9 @@ def find_last_whole_checkpoint(
 
 
 def delete_old_checkpoints(
-    output_dir: str | os.PathLike[str], limit: int, *, step: int, best_step: int | None = None
+    output_dir: str | os.PathLike[str], limit: int, *, step: int, kept: Collection[int | None] = ()
 ) -> None:
-    """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and `best_step` stay.
+    """Deletes a run's first checkpoints until `limit` are left. Those of `step`, just saved, and of `kept` stay.
 
     Each folder is renamed first, so that a deletion that is cut off leaves no half checkpoint.
     """
@@ -144,7 +144,7 @@ def delete_old_checkpoints(
         shutil.rmtree(rest, ignore_errors=True)
     checkpoints = list_checkpoints(folder)
     # Later ones are left from before the run went back to an earlier step: they go first.
-    old = sorted(checkpoints.keys() - {step, best_step}, key=lambda each: (each < step, each))
+    old = sorted(checkpoints.keys() - {step, *kept}, key=lambda each: (each < step, each))
     for each in old[: max(len(checkpoints) - limit, 0)]:
         path = checkpoints[each]
         shutil.rmtree(path.rename(path.with_name(_DELETED + path.name)), ignore_errors=True)

@@ -1,7 +1,8 @@
 """`PushingTrainer`: a `Seq2SeqTrainer` that pushes models which others can load."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,11 +38,21 @@ class PushingTrainer(Seq2SeqTrainer):
 
     With `push_to_hub` every push is a model with code and card, and nothing that says where things are on this machine
     ([`select_files`]), except in the checkpoints that `hub_strategy` "checkpoint" or "all_checkpoints" adds. A card
-    that was edited on the Hub is taken over, and one that was edited here too is not pushed. A push that fails in the
-    middle of a training is reported, and does not end it.
+    that was edited on the Hub is taken over, and one that was edited here too is not pushed. A push in the middle of a
+    training uploads from the checkpoint, whose step is in `steps_in_push` until that is done. If it fails, this is
+    reported, and does not end the training.
     """
 
     push_in_progress: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._uploads: dict[int, list[Future[Any]]] = {}  # by their checkpoint's step
+        super().__init__(*args, **kwargs)
+
+    @property
+    def steps_in_push(self) -> set[int]:
+        """The steps whose checkpoints are being uploaded, or wait for it."""
+        return {step for step, jobs in self._uploads.items() if not all(job.done() for job in jobs)}
 
     def create_model_card(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Writes README.md into the output folder: this package's card for its own models, else the library's."""
@@ -84,11 +95,11 @@ class PushingTrainer(Seq2SeqTrainer):
             return None
         self._finish_current_push()
         place: dict[str, Any] = {"token": token or self.args.hub_token, "revision": revision or self.args.hub_revision}
-        left_out = self._renew_card(place, **kwargs)
+        files = self._find_files() | (card := self._renew_card(place, **kwargs))
 
         def upload() -> CommitInfo:
-            commit = self._upload_model(commit_message or "End of training", left_out, **place)
-            if not left_out:
+            commit = self._upload_model(commit_message or "End of training", files, **place)
+            if card:
                 mark_card(str(self.args.output_dir))
             return commit
 
@@ -98,21 +109,26 @@ class PushingTrainer(Seq2SeqTrainer):
     def _unwrapped_model(self) -> Any:
         return extract_model_from_parallel(self.model, keep_torch_compile=False)
 
-    def _renew_card(self, place: dict[str, Any], **kwargs: Any) -> set[str]:
-        """Makes the card to push, of edits on the Hub too; returns its name if it must not be pushed."""
-        is_own = isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel)
-        left_out = is_own and not take_card(str(self.args.output_dir), str(self.hub_model_id), **place)
-        self.create_model_card(**kwargs)
-        return {CARD_NAME} if left_out else set()
-
-    def _upload_model(self, message: str, left_out: set[str], **place: Any) -> CommitInfo:
+    def _renew_card(self, place: dict[str, Any], **kwargs: Any) -> dict[str, str | bytes]:
+        """Makes the card to push, of edits on the Hub too; nothing if it must not be pushed."""
         folder = Path(str(self.args.output_dir))
+        is_own = isinstance(self._unwrapped_model, VanillaTransformerPreTrainedModel)
+        is_settled = not is_own or take_card(folder, str(self.hub_model_id), **place)
+        self.create_model_card(**kwargs)
+        # A later push renews the file while this one is under way.
+        return {CARD_NAME: path.read_bytes()} if is_settled and stays_within(folder, path := folder / CARD_NAME) else {}
+
+    def _find_files(self, checkpoint: Path | None = None) -> dict[str, str | bytes]:
+        """What to push but the card: the model's files in a checkpoint, and what else is in the output folder."""
+        found: dict[str, str | bytes] = {}
+        for folder in filter(None, (Path(str(self.args.output_dir)), checkpoint)):
+            chosen = select_files(folder).files.items()
+            found |= {name: str(path) for name, path in chosen if stays_within(folder, path) and name != CARD_NAME}
+        return found
+
+    def _upload_model(self, message: str, files: Mapping[str, str | bytes], **place: Any) -> CommitInfo:
         # `upload_folder` would list the checkpoints too, and fail where an old one is deleted meanwhile.
-        operations = [
-            CommitOperationAdd(name, str(path))
-            for name, path in select_files(folder).files.items()
-            if stays_within(folder, path) and name not in left_out
-        ]
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
         return self._upload(create_commit, operations=operations, commit_message=message, **place)
 
     def _upload(
@@ -126,15 +142,14 @@ class PushingTrainer(Seq2SeqTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Pushes the model of a checkpoint in the background. If that fails, a warning says so and training goes on."""
-        is_busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
-        if is_busy and not self.args.hub_always_push:
+        if self.steps_in_push and not self.args.hub_always_push:
             return
         message = f"Training in progress, step {self.state.global_step}"
         with _warning_of_failure(message):
-            unfinished = self.push_in_progress.jobs if is_busy else []
-            jobs: Any = [*unfinished, *self._start_push(Path(checkpoint_folder), message)]
+            self._uploads[self.state.global_step] = self._start_push(Path(checkpoint_folder), message)
+            jobs: Any = [job for started in self._uploads.values() for job in started]
             self.push_in_progress = PushInProgress(jobs)
 
     def _start_push(self, checkpoint: Path, message: str) -> list[Any]:
@@ -148,7 +163,8 @@ class PushingTrainer(Seq2SeqTrainer):
                 if name != CARD_NAME:
                     shutil.copyfile(path, partial_folder / name)
         place: dict[str, Any] = {"token": self.args.hub_token, "revision": self.args.hub_revision}
-        uploads = [partial(self._upload_model, message, self._renew_card(place), **place)]
+        files = self._find_files(checkpoint) | self._renew_card(place)
+        uploads = [partial(self._upload_model, message, files, **place)]
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             is_all = self.args.hub_strategy == HubStrategy.ALL_CHECKPOINTS
             settings: dict[str, Any] = {"path_in_repo": checkpoint.name if is_all else "last-checkpoint"}

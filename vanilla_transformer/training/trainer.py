@@ -305,7 +305,10 @@ class TranslationTrainer(PushingTrainer):
         if self.args.save_strategy == SaveStrategy.BEST and step > self._resumed_step and not is_last_saved:
             self._save_checkpoint(self.model_wrapped, trial)
         with _put_away(self.args, "save_total_limit"):
-            return super()._finalize_training(trial, *args, **kwargs)
+            output = super()._finalize_training(trial, *args, **kwargs)
+        if self._uploads:
+            self._delete_old_checkpoints(trial)  # that were kept for pushes, which are done
+        return output
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of missing weights as the library does, but not of other names of those that were loaded."""
@@ -464,11 +467,14 @@ class TranslationTrainer(PushingTrainer):
             if self.args.should_save:  # room for the next attempt
                 shutil.rmtree(Path(self._get_output_dir(trial)) / name, ignore_errors=True)
             raise
-        if self.args.should_save and self.args.save_total_limit:
-            folder, limit = self._get_output_dir(trial), self.args.save_total_limit
-            now, best = self.state.global_step, self.state.best_global_step
-            delete_old_checkpoints(folder, limit, step=now, best_step=best)
+        self._delete_old_checkpoints(trial)
         self._pause += time.perf_counter() - start
+
+    def _delete_old_checkpoints(self, trial: Any) -> None:
+        if self.args.should_save and self.args.save_total_limit:
+            kept = self.steps_in_push | {self.state.best_global_step}
+            folder, limit = self._get_output_dir(trial), self.args.save_total_limit
+            delete_old_checkpoints(folder, limit, step=self.state.global_step, kept=kept)
 
     # Evaluating
 
