@@ -562,10 +562,17 @@ class TestWords:
         path.write_text("eval_strategy: no\nsource_lang: no\nbf16: no\nmax_steps: 7\n")
         read = {"eval_strategy": "no", "source_lang": "no", "bf16": False, "max_steps": 7}
         assert script.read_settings(str(path)) == read
-        path.write_text("resume_from_checkpoint: false\nfsdp: false\n")
-        assert script.read_settings(str(path)) == {"resume_from_checkpoint": False, "fsdp": False}
+        path.write_text(
+            "train_file: a.tsv\ndataset_weights: 1e-3\nlang_pairs: en-de\nadded_tokens: <BT>\nreport_to: none\n"
+        )
+        lists = {"train_file": ["a.tsv"], "dataset_weights": [1e-3], "lang_pairs": ["en-de"], "added_tokens": ["<BT>"]}
+        assert script.read_settings(str(path)) == {**lists, "report_to": ["none"]}
+        path.write_text("resume_from_checkpoint: false\nfsdp: false\nstreaming: 'no'\n")
+        assert script.read_settings(str(path)) == {"resume_from_checkpoint": False, "fsdp": False, "streaming": False}
         for text, message in (
             ("max_source_tokens: 4k\n", "words.yaml: max_source_tokens is '4k'; it must be a whole number"),
+            ("dataset_weights: [1, two]\n", "words.yaml: dataset_weights is 'two'; it must be a number"),
+            ("bf16: 'perhaps'\n", "words.yaml: bf16 is 'perhaps'; it must be true or false"),
             ("preset: [\n", "words.yaml: while parsing"),
         ):
             path.write_text(text)
@@ -584,8 +591,6 @@ class TestWords:
         said = refuse([*words, "--max_source_tokens", 9, "--dataloader_drop_last"])
         assert "dataloader_drop_last has no effect with max_source_tokens" in said
         assert "target_lang=zh needs source_lang, too" in refuse([*words, "--target_lang", "zh"])
-        (tmp_path / "a.yaml").write_text(f"output_dir: {tmp_path}/out\npreset: tiny\nadded_tokens: <BT>\n")
-        assert "added_tokens='<BT>': must be a list" in refuse([tmp_path / "a.yaml"])
 
     def test_switches_need_no_value(self, tmp_path: Path) -> None:
         switches = ["--disable_tqdm", "--load_best_model_at_end", "--use_cpu"]

@@ -138,8 +138,11 @@ class TestStreams:
             make_batches([1, 1], [9], [5, 1]).load_state_dict(state)
 
     def test_a_window_has_room_for_all(self) -> None:
-        with pytest.raises(ValueError, match=r"of 40 pairs .* one corpus would have none"):
+        with pytest.raises(ValueError, match=r"of the 40 pairs of streaming_window, one corpus would have none"):
             make_batches([1000, 1], [9], [5])
+        mixture = StreamMixture([open_stream(0, [9]), open_stream(1, [5])], [1000, 1])
+        with pytest.raises(ValueError, match=r"of the 4 pairs of tokenizer_sample, one corpus would have none"):
+            sample_pairs(mixture, 4)
 
     def test_a_corpus_without_a_pair_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="The corpus has no pair for rank 0"):
@@ -159,6 +162,6 @@ class TestStreams:
 @given(weights=st.lists(st.floats(0.5, 4), min_size=1, max_size=5), count=st.integers(60, 200))
 def test_parts_of_a_window_are_rounded_and_complete(weights: list[float], count: int) -> None:
     mixture = StreamMixture([open_stream(0, [1])] * len(weights), weights)
-    counts = mixture.divide(count)
+    counts = mixture.divide(count, "streaming_window")
     assert sum(counts) == count
     assert all(abs(own - weight / sum(weights) * count) < 1 for own, weight in zip(counts, weights, strict=True))

@@ -350,6 +350,9 @@ class TestConfig:
         tokenizer.add_tokens([f"<{number}>" for number in range(41)])
         with pytest.raises(ValueError, match=r"tokenizer larger has 301 source tokens, but the model .* knows 300"):
             build_config(arguments, tokenizer)
+        arguments = ModelArguments(preset="tiny", config_overrides="vocab_size=300")
+        with pytest.raises(ValueError, match="has 301 source tokens, and the model would know 300 of them"):
+            build_config(arguments, tokenizer)
 
     @pytest.mark.parametrize(
         ("overrides", "message"),

@@ -36,6 +36,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
+from transformers.hf_argparser import string_to_bool
 from transformers.trainer import TRAINER_STATE_NAME
 
 from vanilla_transformer.files import (
@@ -133,6 +134,7 @@ def make_parser() -> HfArgumentParser:
     return parser
 
 
+_CONVERTED: dict[Any, str] = {int: "a whole number", float: "a number", string_to_bool: "true or false"}
 # Strategies, and Norwegian.
 _MAY_BE_NO = frozenset({"eval_strategy", "save_strategy", "logging_strategy", "source_lang", "target_lang"})
 
@@ -148,18 +150,30 @@ def read_settings(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} holds a {type(settings).__name__}: it must hold names and values of arguments.")
     parser = make_parser()
     check_spelling(parser, [f"--{name}" for name in settings])
-    types = {action.dest: action.type for action in parser._actions}
-    for name, value in settings.items():
-        kind = types.get(name)
-        if isinstance(value, str) and kind in (int, float):
-            try:
-                settings[name] = kind(value)  # YAML takes 1e-3 for text
-            except ValueError as error:
-                wanted = "a number" if kind is float else "a whole number"
-                raise ValueError(f"{path}: {name} is {value!r}; it must be {wanted}.") from error
-        elif value is False and name in _MAY_BE_NO:
-            settings[name] = "no"  # which YAML takes for false
+    for action in parser._actions:
+        if settings.get(action.dest) is not None:
+            settings[action.dest] = _settle(f"{path}: {action.dest}", action, settings[action.dest])
     return settings
+
+
+def _settle(place: str, action: argparse.Action, value: Any) -> Any:
+    """A file's value as the command line would give it."""
+    if action.nargs == "+" and action.type in (str, float):
+        values = value if isinstance(value, list) else [value]
+        return [_settle_one(place, action, each) for each in values]
+    return _settle_one(place, action, value)
+
+
+def _settle_one(place: str, action: argparse.Action, value: Any) -> Any:
+    if value is False and action.dest in _MAY_BE_NO:
+        return "no"  # which YAML takes for false
+    kind: Any = action.type
+    if kind not in _CONVERTED or not isinstance(value, str):
+        return value
+    try:
+        return kind(value)  # YAML takes 1e-3 for text
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise ValueError(f"{place} is {value!r}; it must be {_CONVERTED[kind]}.") from error
 
 
 def parse_given(words: list[str]) -> dict[str, Any]:

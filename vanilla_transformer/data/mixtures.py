@@ -63,8 +63,8 @@ class StreamMixture:
         """Does to each what `IterableDataset.map` does."""
         return replace(self, streams=[stream.map(*args, **kwargs) for stream in self.streams])
 
-    def divide(self, count: int) -> list[int]:
-        """How many of so many examples are each stream's, rounded so that they are `count` together.
+    def divide(self, count: int, option: str) -> list[int]:
+        """How many of so many examples are each stream's, rounded so that they are `count`, an option's, together.
 
         Raises:
             ValueError: If a stream had none.
@@ -74,7 +74,7 @@ class StreamMixture:
         counts[np.argsort(counts - exact, kind="stable")[: count - counts.sum()]] += 1
         if not counts.all():
             raise ValueError(
-                f"dataset_weights {', '.join(map(str, self.weights))}: of {count} pairs that are read together, one "
-                "corpus would have none. Give a larger window (--streaming_window), or weights that differ less."
+                f"dataset_weights {', '.join(map(str, self.weights))}: of the {count} pairs of {option}, one corpus "
+                f"would have none. Give a larger {option}, or weights that differ less."
             )
         return counts.tolist()

@@ -99,7 +99,7 @@ class StreamingTokenBatches(IterableDataset[list[Example]]):
         check_at_least(seed=(seed, 0), window=(window, 1))
         check_rank(num_replicas=num_replicas, rank=rank)
         self._mixture = dataset if isinstance(dataset, StreamMixture) else StreamMixture([dataset], [1.0])
-        self._corpora = list(map(_Corpus, self._mixture.streams, self._mixture.divide(window)))
+        self._corpora = list(map(_Corpus, self._mixture.streams, self._mixture.divide(window, "streaming_window")))
         self.max_source_tokens = max_source_tokens
         self.max_target_tokens = max_target_tokens
         self.window = window

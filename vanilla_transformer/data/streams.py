@@ -130,7 +130,7 @@ def tokenize_stream(
 def sample_pairs(dataset: IterableDataset | StreamMixture, count: int, *, seed: int = 0) -> Dataset:
     """Takes examples out of a stream, which stays as it is, from the beginnings of shards drawn at random by `seed`."""
     if isinstance(dataset, StreamMixture):
-        counts = dataset.divide(count)
+        counts = dataset.divide(count, "tokenizer_sample")
         drawn = [sample_pairs(each, own, seed=seed) for each, own in zip(dataset.streams, counts, strict=True)]
         return concatenate_datasets(drawn)
     # Streams made from each other share their position.

@@ -66,8 +66,6 @@ class ModelArguments:
         for name in ("target_vocab_size", "target_tokenizer_type"):
             if (value := getattr(self, name)) is not None and not self.separate_vocabularies:
                 raise ValueError(f"{name}={value} needs separate_vocabularies.")
-        if self.added_tokens is not None and not isinstance(self.added_tokens, list):
-            raise ValueError(f"added_tokens={self.added_tokens!r}: must be a list of tokens.")
         if existing := self.tokenizer_name or self.model_name_or_path:
             for name in ("added_tokens", "separate_vocabularies"):
                 if getattr(self, name):

@@ -170,9 +170,7 @@ def build_config(
         fields_of = f"the fields of {type(base).__name__}: {', '.join(sorted(legal))}."
         raise ValueError(f"config_overrides: {', '.join(unknown)} not among {fields_of}")
     settings = base.to_dict()
-    if arguments.model_name_or_path is not None:
-        _check_tokenizer(base, tokenizer, arguments)
-    else:
+    if arguments.model_name_or_path is None:
         settings["vocab_size"] = len(tokenizer)
         if getattr(tokenizer, "separate_vocabs", False):
             settings["decoder_vocab_size"] = tokenizer.target_vocab_size
@@ -187,22 +185,30 @@ def build_config(
     for name, value in overrides.items():
         settings[base.attribute_map.get(name, name)] = value
     try:
-        return type(base)(**settings)
+        config = type(base)(**settings)
     except StrictDataclassError as error:
         raise ValueError(f"config_overrides: {error}") from error
+    _check_tokenizer(config, tokenizer, arguments)
+    return config
 
 
 def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, arguments: ModelArguments) -> None:
-    """The model to go on from must know all of the tokenizer's tokens."""
+    """The model must know all of the tokenizer's tokens."""
     target_tokens = getattr(tokenizer, "target_vocab_size", len(tokenizer))
     target_known = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     sides = {"source": (len(tokenizer), config.vocab_size), "target": (target_tokens, target_known)}
     for side, (tokens, known) in sides.items():
-        if tokens > known:
+        if tokens <= known:
+            continue
+        if arguments.model_name_or_path is None:
             raise ValueError(
-                f"The tokenizer {arguments.tokenizer_name} has {tokens} {side} tokens, but the model "
-                f"{arguments.model_name_or_path} knows {known}: give its own tokenizer, or resize it first."
+                f"config_overrides: the tokenizer has {tokens} {side} tokens, and the model would know {known} of "
+                "them. Leave the model's vocabulary to the tokenizer, which is trained with --vocab_size."
             )
+        raise ValueError(
+            f"The tokenizer {arguments.tokenizer_name} has {tokens} {side} tokens, but the model "
+            f"{arguments.model_name_or_path} knows {known}: give its own tokenizer, or resize it first."
+        )
 
 
 def check_model_arguments(arguments: ModelArguments) -> None:
