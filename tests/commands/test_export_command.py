@@ -120,6 +120,11 @@ def test_wrong_input_is_explained(
     assert re.search("activation_function is 'mish'.*max_positions is 50, but learned positions end", said, re.DOTALL)
     assert not (tmp_path / "x").exists()
 
+    words[1] = exported
+    for script, more in (("export_model", words[2:]), ("convert_checkpoint", ["--to", "marian", "--output_dir"])):
+        said = refuse(script, *words[:2], *more, tmp_path / "x")
+        assert f"{exported} was exported to CTranslate2: name the folder of the model that was exported" in said
+
     from_exported = ["--model_name_or_path", exported, "--input_file", model / "test.en", "--device", "cpu"]
     for engine in ("transformers", "onnx"):
         said = refuse("translate", *from_exported, "--engine", engine)
@@ -137,6 +142,22 @@ def test_wrong_input_is_explained(
     assert "61 new tokens are asked for" in refuse("evaluate_translation", *evaluated)
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert 'pip install "vanilla-transformer[export]"' in refuse("translate", *from_exported)
+
+
+def test_settings_that_ctranslate2_will_refuse(main: Any, model: Path, tmp_path: Path, caplog: Any) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    settings = json.loads((model / "generation_config.json").read_text())
+    words = ["--model_name_or_path", tmp_path / "model", "--format", "ctranslate2", "--output_dir"]
+    for number, changes in enumerate(({}, {"suppress_tokens": [5]}, {"suppress_tokens": [5], "num_beams": 1})):
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({**settings, **changes}))
+        caplog.clear()
+        main("export_model")(*words, tmp_path / str(number))
+        expected = (
+            r"1: CTranslate2 will refuse its search settings:\n  - suppress_tokens is \[5\], which .* num_beams=1"
+        )
+        found = [text for text in caplog.messages if "will refuse" in text]
+        assert len(found) == (number == 1)
+        assert not found or re.search(expected, found[0])
 
 
 def test_packages_for_argos_translate(main: Any, refuse: Refuse, model: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from vanilla_transformer.commands.translate import TranslationArguments
         ({"input_file": "a.tsv", "target_column": "de"}, "--target_column needs --output_file"),
         ({"input_file": "a", "overwrite": True, "parts_dir": "p"}, "--overwrite and --parts_dir need --output_file"),
         ({"input_file": "a", "output_file": "b", "ray_actors": 4}, "--ray_actors needs --ray"),
+        ({"input_file": "a", "output_file": "x/../g.tsv", "glossary": "g.tsv"}, "the output file is the glossary"),
         ({"glossary_match": "stems", "glossary_case": True}, "--glossary_case and --glossary_match need --glossary"),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vanilla_transformer.data import records
-from vanilla_transformer.data.records import EVERYTHING, RecordFile, find_kind
+from vanilla_transformer.data.lines import read_lines
+from vanilla_transformer.data.records import EVERYTHING, RecordFile, find_files, find_kind
 
 characters = st.characters(codec="utf-8", exclude_characters="\n\r\ufeff")
 lines_of_text = st.lists(st.text(characters, max_size=5), max_size=60)
@@ -77,6 +79,23 @@ def test_the_kind_is_the_suffix() -> None:
         ValueError, match=r"a.CSV.gz: .csv is neither read nor written here; use .tsv, .jsonl or .parquet"
     ):
         find_kind("a.CSV.gz")
+
+
+@pytest.mark.parametrize("name", ["a.zst", "a.jsonl.LZ4"])
+def test_what_cannot_be_decompressed_is_no_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"a\n")
+    message = rf"{name}: {Path(name).suffix.lower()} is neither read nor written here; compress it as .gz, .bz2 or .xz"
+    with pytest.raises(ValueError, match=message):
+        find_kind(str(tmp_path / name))
+    with pytest.raises(ValueError, match=message):
+        list(read_lines(tmp_path / name))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is neither a file nor a folder; a pipe can be read as standard input"):
+        find_files(str(tmp_path / "pipe"))
 
 
 def test_a_file_of_many_lines(folder: Path) -> None:

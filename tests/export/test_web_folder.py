@@ -144,6 +144,9 @@ def test_what_a_page_cannot_do_is_refused(tmp_path: Path) -> None:
     model.config.task_specific_params = {"translation_en_to_de": {}, "translation_de_to_en": {}}
     with pytest.raises(ConversionError, match="it translates several pairs of languages"):
         export_web(model, tmp_path / "page", tokenizer=TOKENIZER, node_modules=packages)
+    model.config.task_specific_params = {"summarization": {}}
+    with pytest.raises(ConversionError, match="it is for summarization, and the page takes each line by itself"):
+        export_web(model, tmp_path / "page", tokenizer=TOKENIZER, node_modules=packages)
     quantization: Any = "int4"
     with pytest.raises(ValueError, match=r"quantization is 'int4'; for a page it must be one of \['int8', 'float32'\]"):
         export_web(model, tmp_path / "page", tokenizer=TOKENIZER, node_modules=packages, quantization=quantization)

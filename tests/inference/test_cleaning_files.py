@@ -20,6 +20,7 @@ from translating_programs import run_until
 from vanilla_transformer.data import readers
 from vanilla_transformer.data.cleaning import clean_pairs, make_rules
 from vanilla_transformer.data.corpora import load_parallel_corpus
+from vanilla_transformer.data.records import find_files
 from vanilla_transformer.inference import files, parts
 from vanilla_transformer.inference.cleaning import Corpus, clean_corpus
 
@@ -374,6 +375,30 @@ def test_outputs_that_cannot_be_written_are_refused(
     with pytest.raises(ValueError, match=message):
         clean(inputs, [Path(name) for name in outputs], **options)
     assert {path.name for path in tmp_path.iterdir()} == {"s.txt", "t.txt"}
+
+
+def test_what_is_compared_is_read_like_the_corpus_and_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "in.tsv").write_text("en\tde\na\tb\nc\td\n")
+    (tmp_path / "test.tsv").write_text("en\tde\nc\td\n")
+    options: dict[str, Any] = {"files": [tmp_path / "in.tsv"], "progress": False}
+    rules = [{"RemoveDuplicates": {"overlap": [str(tmp_path / "test.tsv")]}}]
+    for names in ({"source_lang": "en", "target_lang": "de"}, {"source_column": "en", "target_column": "de"}):
+        clean_corpus(make_rules(rules), [tmp_path / "out.tsv"], **options, **names, overwrite=True)
+        assert read([tmp_path / "out.tsv"]) == [("a", "b")]
+    with pytest.raises(ValueError, match=r"test.tsv: the output file is read by RemoveDuplicates"):
+        clean_corpus(make_rules(rules), [tmp_path / "test.tsv"], **options, **names, overwrite=True)
+
+
+def test_a_folder_of_cleaned_corpora_is_read_without_the_reports(tmp_path: Path) -> None:
+    inputs = write_texts(tmp_path)
+    for number in (1, 2):
+        clean(inputs, [tmp_path / "out" / f"{number}.tsv"])
+    (tmp_path / "out" / "1.tsv.report.json").rename(tmp_path / "out" / "other.report.json")
+    expected = [*read([tmp_path / "out" / "1.tsv"])] * 2
+    assert len({path.suffix for path in (tmp_path / "out").iterdir()}) == 2
+    for entry in (tmp_path / "out", tmp_path / "out" / "*"):
+        assert read([entry]) == expected
+        assert [Path(name).name for name in find_files(str(entry))] == ["1.tsv", "2.tsv"]
 
 
 def test_a_misaligned_corpus_is_refused(tmp_path: Path) -> None:

@@ -141,20 +141,14 @@ def test_one_process_without_the_folder_ends_all(group: Launcher, translate: lis
 
 
 def test_a_launcher_is_known_by_what_it_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+    for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert Processes.from_environment() == Processes(0, 1)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert Processes.from_environment() == Processes(0, 1, restarted=True)
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="RANK is missing: start the processes with torchrun"):
         Processes.from_environment()
     monkeypatch.setenv("RANK", "2")
     assert Processes.from_environment() == Processes(2, 3)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert Processes.from_environment().restarted
     shares = [Processes(rank, 3).share(10) for rank in range(3)]
     assert [number for share in shares for number in share] == list(range(10))
 

@@ -37,6 +37,7 @@ from vanilla_transformer.files import locked
 from vanilla_transformer.inference import files
 from vanilla_transformer.inference.files import translate_file
 from vanilla_transformer.inference.parts import Work
+from vanilla_transformer.inference.synthetic import Distillation, find_references
 from vanilla_transformer.inference.translate import translate_lines
 
 SETTINGS: dict[str, Any] = {"window_size": 5, "batch_size": 2, "progress": False}
@@ -76,10 +77,24 @@ def test_an_interrupted_file_is_resumed(source_file: Path, monkeypatch: pytest.M
         # Parts are those of the plan; batches may be others.
         assert translate(source_file, output, window_size=3, batch_size=4) == 23
     assert f"{output}: 10 of 23 lines are done, going on" in caplog.messages
-    assert f"source line 23: truncated to {MAX_TOKENS} of its 31 tokens" in caplog.messages
+    assert f"source line 23 of {source_file}: truncated to {MAX_TOKENS} of its 31 tokens" in caplog.messages
     expected = expected_translation(source_file).splitlines()
     assert output.read_text(encoding="utf-8").splitlines() == ["kept", *expected[1:]]
     assert sorted(path.name for path in source_file.parent.iterdir()) == ["output.txt", "source.txt"]
+
+
+def test_a_run_that_replaces_a_file_is_resumed_too(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = source_file.with_name("output.txt")
+    output.write_text("precious\n", encoding="utf-8")
+    run_interrupted(2, monkeypatch, translate, source_file, output, overwrite=True)
+    (folder,) = folders_of_parts(source_file.parent)
+    kept = {path: path.stat().st_mtime_ns for path in folder.glob("*.jsonl")}
+    run_interrupted(1, monkeypatch, translate, source_file, output, overwrite=True)
+    assert len(kept) == 2
+    assert kept.items() < {path: path.stat().st_mtime_ns for path in folder.glob("*.jsonl")}.items()
+    assert output.read_text(encoding="utf-8") == "precious\n"
+    translate(source_file, output, overwrite=True)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
 
 
 def test_an_interrupted_n_best_file_is_resumed(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +222,22 @@ def test_short_and_empty_lines_of_a_table_keep_their_columns(tmp_path: Path) -> 
     assert lines == [*expected, "\t\t", "", ""]
 
 
+def test_lines_of_a_table_without_names_keep_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "in.tsv").write_text("\nw1\tv1\nw2\nw3\tv3\n")
+    translate(tmp_path / "in.tsv", tmp_path / "out.tsv")
+    found = [translate_alone(word) for word in ("w1", "w2", "w3")]
+    expected = f"\nw1\tv1\t{found[0]}\nw2\t\t{found[1]}\nw3\tv3\t{found[2]}\n"
+    assert (tmp_path / "out.tsv").read_text() == expected
+    (tmp_path / "long.tsv").write_text("w1\tv1\nw2\tv2\tnote\n")
+    with pytest.raises(ValueError, match=r"long.tsv, line 2: 3 columns, but 2 in the first line"):
+        translate(tmp_path / "long.tsv", tmp_path / "long-out.tsv")
+    (tmp_path / "both").mkdir()
+    for name, text in (("1.tsv", "w1\tv1\n"), ("2.tsv", "w1\n")):
+        (tmp_path / "both" / name).write_text(text)
+    with pytest.raises(ValueError, match=r"2.tsv: the columns are \['1 without names'\], but \['2 without names'\]"):
+        translate(tmp_path / "both", tmp_path / "both.tsv")
+
+
 def test_files_that_do_not_fit_together_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.setattr(MODEL, "generate", None)
@@ -224,7 +255,7 @@ def test_files_that_do_not_fit_together_are_refused_at_once(tmp_path: Path, monk
     with pytest.raises(ValueError, match=r"1.parquet: the columns are .*'id: int64 not null'"):
         translate(tmp_path / "tables", tmp_path / "out.parquet")
     (tmp_path / "long.tsv").write_text("id\tsource\n1\tw1\n2\tw2\tw3\n")
-    with pytest.raises(ValueError, match=r"long.tsv, line 3: 3 columns, but the first line names 2"):
+    with pytest.raises(ValueError, match=r"long.tsv, line 3: 3 columns, but 2 in the first line"):
         translate(tmp_path / "long.tsv", tmp_path / "out.tsv")
 
 
@@ -288,6 +319,15 @@ def test_existing_files_are_not_overwritten_unasked(source_file: Path) -> None:
         translate(source_file, f"{output.parent}/", overwrite=True)
     translate(source_file, output, overwrite=True)
     assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+
+
+def test_references_are_not_overwritten(source_file: Path) -> None:
+    references = source_file.with_name("references.tsv")
+    references.write_text("w1\n" * 23, encoding="utf-8")
+    make_pairs = Distillation(find_references(str(source_file), str(references)))
+    with pytest.raises(ValueError, match=r"references.tsv: the output file is the file of references"):
+        translate(source_file, references, overwrite=True, n_best=2, num_beams=2, make_pairs=make_pairs)
+    assert references.read_text(encoding="utf-8") == "w1\n" * 23
 
 
 def test_an_output_that_was_taken_away_is_made_again(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,14 @@ class TestRefusals:
             f"  tensor int: of torch.int64, which has no mean, and not the same in {first} and {other}",
         ]
 
+    def test_other_vocabularies(self, tmp_path: Path) -> None:
+        folders = save_models(tmp_path, [make_marian(0), make_marian(1)])
+        tokenizer = make_tokenizer()
+        tokenizer.add_tokens(["<new>"])
+        tokenizer.save_pretrained(folders[0])
+        with pytest.raises(ValueError, match=r"vocabulary: not the same in .*model-0 and .*model-1"):
+            average_checkpoints(folders, tmp_path / "averaged")
+
     def test_every_unusable_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="no checkpoint to average"):
             average_checkpoints([], tmp_path / "averaged")

@@ -1,9 +1,11 @@
-"""Average checkpoints of a training run, or any models of one architecture, into a model to load like any other.
+"""Average checkpoints of a training run, or models that were trained on from one, into a model to load like any other.
 
     vanilla-transformer average --model_dir out/my-model --last 5 --output_dir out/averaged
     vanilla-transformer average --model_dir out/my-model --best 5 --metric eval_bleu --output_dir out/averaged
-    vanilla-transformer average --checkpoints out/seed-1 out/seed-2 --output_dir out/averaged
+    vanilla-transformer average --checkpoints out/my-model out/my-model/checkpoint-9000 --output_dir out/averaged
 
+Models that began with other weights, as those of other seeds, have no meaningful mean: let them vote (`translate
+--model_name_or_path out/seed-1 out/seed-2`).
 Reads and writes safetensors. Nothing is overwritten. Tokenizer and settings are those of the last checkpoint.
 """
 

@@ -52,7 +52,7 @@ class CorpusArguments(EngineArguments):
     parts_dir: str | None = option(
         "Folder for unfinished parts, which all processes share. Default: beside a local output.", None
     )
-    overwrite: bool = option("Replace an existing output file, and do not resume an interrupted run.", False)
+    overwrite: bool = option("Replace an existing output file, or a run that was begun with other settings.", False)
     window_size: int = option("Lines of a part, which an interruption may cost. Default: 4096.", 4096)
 
     def load_all(self) -> tuple[Any, PreTrainedTokenizerBase, dict[str, Any]]:

@@ -63,7 +63,7 @@ class CleaningArguments:
         "A .tsv, .jsonl or .parquet for the pairs that were removed, with the names of the rules.", None
     )
     report_file: str | None = option("JSON with counts and examples. Default: the first output, .report.json.", None)
-    overwrite: bool = option("Replace existing output files, and do not resume an interrupted run.", False)
+    overwrite: bool = option("Replace existing output files, or a run that was begun with other settings.", False)
     config: str | None = option(
         "YAML of rules, a list or the steps of an OpusFilter file. Default: rules for sentences (--show_rules).", None
     )

@@ -101,10 +101,12 @@ def take_out(arguments: ConversionArguments) -> None:
     from vanilla_transformer.conversion.converted import TOLERANCE
     from vanilla_transformer.conversion.sources import TARGETS
     from vanilla_transformer.data.vocabularies import load_tokenizer
+    from vanilla_transformer.export.engines import check_not_exported
     from vanilla_transformer.files import explain_missing_model
     from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
     name = arguments.model_name_or_path
+    check_not_exported(name)
     with explain_missing_model(name):
         model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", trust_remote_code=False)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):

@@ -29,6 +29,7 @@ from vanilla_transformer.options import option
 
 from .command_line import make_argument_parser, make_main
 
+logger = logging.getLogger(__name__)
 # Options that not all formats have.
 OPTIONS = {
     "ctranslate2": ("quantization", "max_positions"),
@@ -118,10 +119,12 @@ def run(arguments: ExportArguments) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
     from vanilla_transformer.data.vocabularies import load_tokenizer
+    from vanilla_transformer.export.engines import check_not_exported
     from vanilla_transformer.files import check_new_folder, explain_missing_model
 
-    output_dir = check_new_folder(arguments.find_output_dir())
     name = arguments.model_name_or_path
+    check_not_exported(name)
+    output_dir = check_new_folder(arguments.find_output_dir())
     place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     with explain_missing_model(name):
         model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype="auto", **place).eval()
@@ -133,10 +136,22 @@ def run(arguments: ExportArguments) -> None:
     if arguments.format == "ctranslate2":
         options["source"] = name
     folder: Path = write(model, output_dir, tokenizer=tokenizer, **options)
+    if arguments.format == "ctranslate2":
+        warn_of_settings(folder, model)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {size / 1e6:,.1f} MB")
     if tokenizer is None:
         print("The model has no tokenizer: what was exported takes and gives ids, and cannot translate text by itself.")
+
+
+def warn_of_settings(folder: Path, model: Any) -> None:
+    """Says which of the model's own settings keep CTranslate2 from searching as they are."""
+    from vanilla_transformer.export.ctranslate2_model import find_refused_settings
+    from vanilla_transformer.files import read_json
+
+    max_positions = read_json(folder / "config.json")["max_positions"]
+    if reasons := find_refused_settings(model.generation_config, max_positions):
+        logger.warning("%s: CTranslate2 will refuse its search settings:\n  - %s", folder, "\n  - ".join(reasons))
 
 
 make_parser = partial(make_argument_parser, ExportArguments, __doc__)

@@ -82,7 +82,7 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
     parts_dir: str | None = option(
         "Folder for unfinished parts, which all processes share. Default: beside a local output.", None
     )
-    overwrite: bool = option("Replace an existing output file, and do not resume an interrupted run.", False)
+    overwrite: bool = option("Replace an existing output file, or a run that was begun with other settings.", False)
     ray: bool = option(
         "Translate parquet or text with Ray Data into a new folder of parquet, on this machine or RAY_ADDRESS.", False
     )
@@ -97,6 +97,9 @@ class TranslationArguments(GlossaryArguments, EngineArguments):
         super().__post_init__()
         if self.output_file is not None and self.input_file is None:
             raise ValueError("--output_file needs --input_file; to keep the translation of stdin, redirect stdout.")
+        places = [os.path.realpath(path) for path in (self.output_file, self.glossary) if path is not None]
+        if len(set(places)) < len(places):
+            raise ValueError(f"{self.output_file}: the output file is the glossary.")
         if self.ray:
             wrong = [name for name in ("n_best", "overwrite", "parts_dir", "window_size") if getattr(self, name)]
             if wrong or self.input_file is None or self.output_file is None:

@@ -23,6 +23,7 @@ from . import filters
 from .detection import find_iso_code, is_known_to_lingua
 from .duplicates import CorpusRule, RemoveDuplicates
 from .filters import Change, Filter, Rule
+from .readers import Columns
 
 RULES: dict[str, type[Rule]] = {
     each.__name__: each
@@ -167,10 +168,14 @@ def default_rules(source_lang: str, target_lang: str) -> list[dict[str, Any]]:
     return rules
 
 
-def tell_changes(rules: Rules) -> None:
-    """Tells the rules that compare a corpus with other files what is changed before: to be called before all else."""
+def tell_rules(rules: Rules, columns: Columns | None = None) -> None:
+    """Tells the rules that compare a corpus with other files what is changed before, and how columns are called.
+
+    It is to be called before all else.
+    """
     for number, rule in enumerate(rules):
         if isinstance(rule, RemoveDuplicates):
+            rule.columns = columns or rule.columns
             rule.changes = [each for each in rules[:number] if isinstance(each, Change)]
 
 
@@ -242,7 +247,7 @@ def clean_pairs(rules: Rules, pairs: Iterable[tuple[str, str]]) -> tuple[list[tu
 
     [`inference.cleaning.clean_corpus`] does this with corpora of any size, from file to file.
     """
-    tell_changes(rules)
+    tell_rules(rules)
     outcome = apply_rules(rules, pairs)
     verdicts = decide(rules, lambda: [outcome])
     return [pair for pair, verdict in zip(outcome.pairs, verdicts, strict=True) if verdict == len(rules)], verdicts

@@ -69,7 +69,8 @@ class RemoveDuplicates(CorpusRule):
 
     `compare` are the sides that are looked at: all (the default), [0] for the source or [1] for the target. Near
     duplicates are equal but for what `lowercase`, `letters_only` or `alphanumeric_only` (letters, digits) leaves out.
-    What the rules before it change in the corpus, they change in the files of `overlap` too.
+    What the rules before it change in the corpus, they change in the files of `overlap` too; columns of these are
+    called as those of the corpus.
     """
 
     compare: Any = None
@@ -81,6 +82,7 @@ class RemoveDuplicates(CorpusRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.changes: list[Change] = []  # of the rules before it
+        self.columns = Columns(None, None, None, None)  # as those of the corpus are called
         self.value_type = np.uint64
         self.compare = "all" if self.compare is None else self.compare
         if self.compare not in ("all", [0], [1], [0, 1]):
@@ -95,7 +97,7 @@ class RemoveDuplicates(CorpusRule):
 
     @cached_property
     def _others(self) -> npt.NDArray[np.uint64]:
-        parts = divide_files(self.overlap, Columns(None, None, None, None))
+        parts = divide_files(self.overlap, self.columns)
         pairs = (pair for part in parts for pair in read_pairs(part))
         return np.array([self.digest(*map(self._change, pair)) for pair in pairs], dtype=np.uint64)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -16,6 +16,10 @@ import numpy as np
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 22
 TABLE_SUFFIXES = (".tsv", ".csv", ".json", ".jsonl", ".parquet")
+# Of the report that `clean` writes beside a corpus.
+REPORT_SUFFIX = ".report.json"
+# Some of what is neither decompressed here nor text.
+_OTHER_COMPRESSIONS = (".zst", ".lz4", ".lzma", ".zip", ".7z", ".tgz")
 _COMPRESSIONS: dict[str, Callable[..., object]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # Is told what is wrong with a line, which is read all the same; without one, that is an error.
@@ -44,7 +48,20 @@ def is_damage(error: BaseException) -> bool:
     return isinstance(error, EOFError | gzip.BadGzipFile | lzma.LZMAError | zlib.error)
 
 
+def is_report(path: str | Path) -> bool:
+    """Whether a file says what was cleaned, by its name: it is no part of the corpus in its folder."""
+    return str(path).endswith(REPORT_SUFFIX)
+
+
+def refuse_compression(path: str | PurePath) -> None:
+    """Raises a `ValueError` if a file's name says that it is compressed, and not as it can be read."""
+    suffix = PurePath(path).suffix.lower()
+    if suffix in _OTHER_COMPRESSIONS:
+        raise ValueError(f"{path}: {suffix} is neither read nor written here; compress it as .gz, .bz2 or .xz.")
+
+
 def _open_bytes(path: str | Path) -> BinaryIO:
+    refuse_compression(path)
     return cast(BinaryIO, _COMPRESSIONS.get(Path(path).suffix.lower(), open)(path, mode="rb"))
 
 

@@ -21,7 +21,7 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 from datasets import Dataset, Features, IterableDataset, load_dataset
 
-from .lines import TABLE_SUFFIXES, Lines, OnDamage, find_suffix, is_compressed, is_table, strip_line_end
+from .lines import TABLE_SUFFIXES, Lines, OnDamage, find_suffix, is_compressed, is_report, is_table, strip_line_end
 from .records import flatten_record, is_like_header
 
 logger = logging.getLogger(__name__)
@@ -388,10 +388,13 @@ def _check_parquet_columns(path: str) -> None:
 
 
 def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
-    """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given."""
+    """The files behind paths, folders and patterns such as `train-*.parquet`, in the order given.
+
+    Reports of what was cleaned are left out of folders and patterns.
+    """
     for entry in map(Path, files):
         if entry.is_dir():
-            tables = sorted(str(path) for path in entry.glob("[!._]*") if is_table(path))
+            tables = sorted(str(path) for path in entry.glob("[!._]*") if is_table(path) and not is_report(path))
             if not tables:
                 raise FileNotFoundError(
                     f"{entry}: a folder without tables ({', '.join(TABLE_SUFFIXES)}); name text files."
@@ -399,7 +402,7 @@ def expand_files(files: Sequence[str | Path]) -> Iterator[str]:
             yield from tables
         elif entry.exists():
             yield str(entry)
-        elif matches := sorted(glob.glob(str(entry), recursive=True)):
+        elif matches := sorted(path for path in glob.glob(str(entry), recursive=True) if not is_report(path)):
             yield from matches
         else:
             raise FileNotFoundError(f"{entry}: no such file, and no file matches it as a pattern.")

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from .lines import decode_lines, is_damage, without_surrogates
+from .lines import decode_lines, is_damage, is_report, refuse_compression, without_surrogates
 
 SOURCE_COLUMNS = ("source", "text")  # what is looked for where no column was named
 _NAMES = (*SOURCE_COLUMNS, "target")  # one of them makes the first line of a table its header
@@ -59,14 +59,18 @@ def find_kind(path: str) -> str:
         raise ValueError(f"{path}: parquet is compressed within; decompress the file.")
     if suffix == ".csv":
         raise ValueError(f"{path}: .csv is neither read nor written here; use .tsv, .jsonl or .parquet.")
+    refuse_compression(name if infer_compression(path) is None else name.with_suffix(""))
     return _KINDS.get(suffix, "text")
 
 
 def find_files(path: str) -> list[str]:
     """The file, the files of a folder but for hidden ones, or those that match a pattern, in the order of their names.
 
+    Reports of what was cleaned are left out of folders and patterns.
+
     Raises:
         FileNotFoundError: If there is none.
+        ValueError: For a pipe.
     """
     system, inner = open_path(path)
     if system.isfile(inner):
@@ -76,9 +80,11 @@ def find_files(path: str) -> list[str]:
     elif glob.has_magic(inner):
         hidden = PurePosixPath(inner).name.startswith(".")
         found = [name for name in system.glob(inner) if hidden or not PurePosixPath(name).name.startswith(".")]
+    elif system.exists(inner):
+        raise ValueError(f"{path} is neither a file nor a folder; a pipe can be read as standard input only.")
     else:
         raise FileNotFoundError(f"There is no file {path}.")
-    files = sorted(name for name in found if system.isfile(name))
+    files = sorted(name for name in found if system.isfile(name) and not is_report(name))
     if not files:
         raise FileNotFoundError(f"{path}: there is no file in it, or none that matches.")
     return files if isinstance(system, LocalFileSystem) else [system.unstrip_protocol(name) for name in files]
@@ -172,6 +178,13 @@ class RecordFile:
                 "put another line first."
             )
         return None
+
+    @cached_property
+    def width(self) -> int:
+        """How many columns a `.tsv` has: those of its header, or of its first record."""
+        if self.header is not None:
+            return len(self.header)
+        return next((line.count("\t") + 1 for line in self.lines(EVERYTHING) if line), 0)
 
     @cached_property
     def columns(self) -> list[str]:

@@ -308,7 +308,9 @@ class CTranslate2Model(nn.Module):
         unknown = chosen.update(**{**given, **settings})
         if "length_penalty_type" in unknown:
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
-        reasons = [f"{name} is none of its settings" for name in unknown] + _find_reasons(chosen, self.max_positions)
+        reasons = [f"{name} is none of its settings" for name in unknown] + find_refused_settings(
+            chosen, self.max_positions
+        )
         start = chosen.decoder_start_token_id
         if start is not None and _name_tokens([start], self.target_tokens) != [self._start_token]:
             reasons.append(f"decoder_start_token_id is {start}; it was exported with {self._start_token!r}")
@@ -439,8 +441,8 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _find_reasons(chosen: GenerationConfig, max_positions: int) -> list[str]:
-    """Which settings cannot be carried out."""
+def find_refused_settings(chosen: GenerationConfig, max_positions: int) -> list[str]:
+    """Which settings of a search CTranslate2 cannot carry out."""
     on = {name: value for name, value in chosen.to_diff_dict().items() if value and value != _OFF.get(name)}
     foreign = [name for name in on if name not in _UNDERSTOOD | _WITHOUT_EFFECT and not name.startswith("_")]
     reasons = [f"{name} is {on[name]!r}, of which it has no counterpart" for name in foreign]
@@ -450,7 +452,7 @@ def _find_reasons(chosen: GenerationConfig, max_positions: int) -> list[str]:
     num_beams, num_wanted = chosen.num_beams or 1, chosen.num_return_sequences or 1
     if num_beams > 1 and not chosen.renormalize_logits:
         effect = "which changes other probabilities in its beam search"
-        advice = f"{effect} (can be: with renormalize_logits=True, num_beams=1)"
+        advice = f"{effect} (can be: with num_beams=1, or renormalize_logits=true in generation_config.json)"
         reasons += [f"{name} is {getattr(chosen, name)!r}, {advice}" for name in _FORBIDDING if getattr(chosen, name)]
     if num_wanted > num_beams:
         reasons.append(f"num_return_sequences is {num_wanted}, more than num_beams, {num_beams}")

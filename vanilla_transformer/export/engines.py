@@ -167,6 +167,12 @@ def find_engine_of(folder: str) -> str | None:
     return "onnx" if is_exported_to_onnx(folder) else None
 
 
+def check_not_exported(folder: str) -> None:
+    """Makes sure that it is no export: only an engine can do something with that."""
+    if engine := find_engine_of(folder):
+        raise ValueError(f"{folder} was exported to {LABELS[engine]}: name the folder of the model that was exported.")
+
+
 def _integer_types() -> list[str]:
     """The types that torch does not compute in, and CTranslate2 does."""
     from .ctranslate2 import QUANTIZATIONS

@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import DynamicCache, EncoderDecoderCache
 
 from vanilla_transformer.conversion.errors import find_strange_weights, refuse
+from vanilla_transformer.model.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.model.generation_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.model.linear_vanilla_transformer import project
 from vanilla_transformer.model.positions_vanilla_transformer import (
@@ -161,7 +162,9 @@ def copy_for_tracing(model: VanillaTransformerForConditionalGeneration) -> Vanil
     reasons = []
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         kind = VanillaTransformerForConditionalGeneration.__name__
-        reasons.append(f"it is a {type(model).__name__} (can be: a {kind}; merge adapters first)")
+        is_own = isinstance(getattr(model, "config", None), VanillaTransformerConfig)
+        advice = "merge adapters first" if is_own else "`vanilla-transformer convert` makes one of MarianMT and FSMT"
+        reasons.append(f"it is a {type(model).__name__} (can be: a {kind}; {advice})")
     elif getattr(model, "hf_quantizer", None) is not None:
         reasons.append("its weights are quantized (load it without quantization)")
     else:

@@ -23,8 +23,10 @@ from typing import Any
 import numpy as np
 
 from vanilla_transformer.data import readers
-from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide, tell_changes
+from vanilla_transformer.data.cleaning import RULES, Outcome, Rules, apply_rules, decide, tell_rules
 from vanilla_transformer.data.corpora import Tally, open_corpus, read_pairs
+from vanilla_transformer.data.duplicates import RemoveDuplicates
+from vanilla_transformer.data.lines import REPORT_SUFFIX
 from vanilla_transformer.data.records import Part, find_kind
 from vanilla_transformer.files import check_new_file, locked, new_file
 from vanilla_transformer.model.pipeline_vanilla_transformer import WINDOW_SIZE
@@ -117,8 +119,10 @@ class CleanedCorpus:
         places = [os.path.realpath(path) for path in self.paths]
         if len(set(places)) < len(places):
             raise ValueError(f"{self}: all files that are written need names of their own.")
-        if found := set(places) & set(map(os.path.realpath, inputs)):
-            raise ValueError(f"{found.pop()}: the output file is the input file.")
+        compared = [path for rule in self.rules if isinstance(rule, RemoveDuplicates) for path in rule.overlap or ()]
+        for kind, read in (("the input file", inputs), ("read by RemoveDuplicates", compared)):
+            if found := set(places) & set(map(os.path.realpath, read)):
+                raise ValueError(f"{found.pop()}: the output file is {kind}.")
 
     def check_new(self) -> None:
         """Makes sure that nothing is overwritten unasked."""
@@ -272,7 +276,7 @@ def clean_corpus(
         target_lang: The same for targets.
         removed_file: A table for the pairs that were removed, as they were then, with the rule's name.
         report_file: For the report, in JSON. `None`: the first output's name and `.report.json`.
-        overwrite: Replace existing files, and start anew instead of resuming.
+        overwrite: Replace existing files, and what was begun with other settings.
         window_size: The most pairs of a part; an interruption costs less than so many, in each process. Of more than
             40 million pairs, parts are larger.
         progress: Whether the first process shows bars.
@@ -289,13 +293,13 @@ def clean_corpus(
     """
     if window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1 pair.")
-    tell_changes(rules)
+    columns = readers.Columns(source_column, target_column, source_lang, target_lang)
+    tell_rules(rules, columns)
     outputs = [Path(path) for path in output_files]
-    report = Path(f"{outputs[0]}.report.json" if report_file is None else report_file)
+    report = Path(f"{outputs[0]}{REPORT_SUFFIX}" if report_file is None else report_file)
     removed = None if removed_file is None else Path(removed_file)
     product = CleanedCorpus(outputs, removed, report, rules, overwrite, progress)
     product.check(readers.expand_files(files or ()))
-    columns = readers.Columns(source_column, target_column, source_lang, target_lang)
     source: Any = (columns, files, dataset_name, dataset_config_name, split, None, "drop")
     corpus = Corpus(open_corpus(*source, streaming=True))
     settings = {

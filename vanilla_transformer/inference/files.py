@@ -77,7 +77,7 @@ def translate_file(
             any file system of fsspec.
         output_file: A file of any of these kinds, whatever the input's. A path that ends with `/` is a new or empty
             folder, in which each file of the input gets one of its name.
-        overwrite: Replace an existing file, and start anew instead of resuming.
+        overwrite: Replace an existing file, and what was begun with other settings.
         source_column: Column of the sources in tables, "translation.en" for a nested one. `None`: "source" or "text",
             the only one, or the first of a `.tsv` without names.
         target_column: Column of the translations. A table of the input's kind keeps all columns.
@@ -130,8 +130,8 @@ def translate_file(
         def translate_part(number: int, bar: Progress) -> Iterator[str]:
             part = work.parts[number]
             file = work.files[part.file]
-            first_line = part.first + file.first_record + 1
-            found = translator.translate(file.texts(part), first_line=first_line, window_size=None, bar=bar)
+            place: Any = {"name": file.path, "first_line": part.first + file.first_record + 1}
+            found = translator.translate(file.texts(part), **place, window_size=None, bar=bar)
             with _seeded(seed, part.file, part.first, device=translator.model.device):
                 yield from (json.dumps(each, ensure_ascii=False) for each in found)
 
@@ -192,7 +192,7 @@ def prepare(
     settings = {"input": contents.identity, **settings}
     for path in left:
         work = Work.load(path)
-        if _can_go_on(work, product, settings, processes):
+        if _can_go_on(work, product, settings):
             done = sum(work.parts[number].count for number in work.find_finished())
             logger.info("%s: %d of %d %ss are done, going on", product, done, work.total, unit)
             work.inputs = contents.files  # what was read now; where it was then, there may be something else
@@ -209,9 +209,9 @@ def prepare(
     return work
 
 
-def _can_go_on(work: Work, product: Product, settings: dict[str, Any], processes: Processes) -> bool:
+def _can_go_on(work: Work, product: Product, settings: dict[str, Any]) -> bool:
     """Whether an interrupted run is taken up; one that is neither that nor to be replaced is an error."""
-    if not work.settings or (product.overwrite and not processes.restarted):
+    if not work.settings:
         return False
     is_over = work.is_published and not work.joined.exists()
     if is_over and not product.exists():  # somebody has taken it away since

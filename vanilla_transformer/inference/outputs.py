@@ -33,6 +33,10 @@ class Piece(NamedTuple):
 class MakePairs(Protocol):
     """Makes a parallel corpus of translations; what it prints as (`str`) says all that decides how."""
 
+    @property
+    def references(self) -> Sequence[RecordFile] | None:
+        """Files that it reads besides those that are translated."""
+
     def check(self, files: Files, scans: list[Scan]) -> None:
         """Makes sure, before anything is translated, that pairs can be made of these files."""
 
@@ -54,7 +58,7 @@ def check_records(files: Files, added_column: str | None) -> None:
     """Reads every source, so that what is damaged is found before anything is translated.
 
     With an `added_column` records are kept: then no object in lines of JSON, which need not have the same keys, may
-    have it, and no line of a table more columns than its head.
+    have it, and no line of a table more columns than the first.
     """
     for file in files:
         if added_column is None or file.kind not in ("jsonl", "tsv"):
@@ -64,8 +68,8 @@ def check_records(files: Files, added_column: str | None) -> None:
             file.text_of(line, number)
             where = f"{file.path}, line {number}"
             if file.kind == "tsv":
-                if file.header and (count := line.count("\t") + 1) > len(file.header):
-                    raise ValueError(f"{where}: {count} columns, but the first line names {len(file.header)}.")
+                if line and (count := line.count("\t") + 1) > file.width:
+                    raise ValueError(f"{where}: {count} columns, but {file.width} in the first line.")
             elif added_column in line and added_column in file.read_object(line, number):
                 raise ValueError(
                     f"{where}: there is a key {added_column!r} already: give another name for the translations "
@@ -87,7 +91,7 @@ def check_alike(files: Files, kind: str) -> None:
 def _describe_columns(file: RecordFile) -> list[str] | None:
     """None for a file without records, whose columns say nothing."""
     if file.kind == "tsv":
-        return None if next(file.lines(EVERYTHING), None) is None else file.header or []
+        return None if next(file.lines(EVERYTHING), None) is None else file.header or [f"{file.width} without names"]
     with fsspec.open(file.path) as opened:
         parquet = pq.ParquetFile(opened)
         fields = parquet.schema_arrow
@@ -155,7 +159,7 @@ def _write_tsv(output: Any, pieces: Iterable[Piece], kept: Files, target_column:
         records = file.lines(part) if kept else map(_cell, file.texts(part))
         for record, (best, *_) in zip(records, translations, strict=True):
             # A line that has too few columns must not have the translation in one of them.
-            missing = "\t" * (len(header or []) - 1 - record.count("\t"))
+            missing = "\t" * (file.width - 1 - record.count("\t")) if kept else ""
             line = f"{record}{missing}\t{_cell(best.text)}\n" if record or not kept else "\n"
             output.write(line.encode())
 

@@ -106,9 +106,11 @@ class Output:
         if self.is_folder and len(set(names)) < len(names):
             raise ValueError(f"{self}: several files of the input have the same name; translate them one by one.")
         targets = [self.path / name for name in names] if self.is_folder else [self.path]
-        sources = [os.path.realpath(open_path(file.path)[1]) for file in files if is_local(file.path)]
-        if self.is_local and not {*sources}.isdisjoint(map(os.path.realpath, targets)):
-            raise ValueError(f"{self}: the output file is the input file.")
+        references = (self.make_pairs and self.make_pairs.references) or ()
+        for kind, read in (("input file", files), ("file of references", references)):
+            places = {os.path.realpath(open_path(file.path)[1]) for file in read if is_local(file.path)}
+            if self.is_local and not places.isdisjoint(map(os.path.realpath, targets)):
+                raise ValueError(f"{self}: the output file is the {kind}.")
         if self.keeps_records(files):
             check_columns(files, self.target_column)
             if not self.is_folder:

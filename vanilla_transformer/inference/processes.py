@@ -22,22 +22,20 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of so many processes this one is, counted from 0; and whether they were started again after a failure."""
+    """Which of so many processes this one is, counted from 0."""
 
     rank: int = 0
     count: int = 1
-    restarted: bool = False
 
     @classmethod
     def from_environment(cls) -> "Processes":
         """What the launcher announces in RANK and WORLD_SIZE; one process without a launcher."""
         count = int(os.environ.get("WORLD_SIZE") or 1)
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if count == 1:
-            return cls(restarted=restarted)
+            return cls()
         if not os.environ.get("RANK"):
             raise ValueError(f"WORLD_SIZE is {count}, but RANK is missing: start the processes with torchrun.")
-        return cls(int(os.environ["RANK"]), count, restarted)
+        return cls(int(os.environ["RANK"]), count)
 
     def agree(self, function: Callable[[], Answer]) -> Answer:
         """What a function returns in the first process, for all; it is called there alone.

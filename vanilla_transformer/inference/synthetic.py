@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise, repeat
 from operator import itemgetter
-from typing import Literal, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -129,6 +129,8 @@ class BackTranslation:
         if self.max_length < 1 or self.max_length_ratio < 1:
             limits = f"max_length is {self.max_length} and max_length_ratio is {self.max_length_ratio}"
             raise ValueError(f"{limits}; each must be at least 1.")
+
+    references: ClassVar[None] = None
 
     def check(self, files: list[RecordFile], scans: list[Scan]) -> None:
         """Nothing is needed besides the texts."""

@@ -112,10 +112,11 @@ def encode_texts(
     limit: int | None,
     line_numbers: Sequence[int] | None,
     side: Literal["source", "target"] = "source",
+    name: str | None = None,
 ) -> list[list[int]]:
     """Token ids of each text, special tokens included; what is longer than `limit` is truncated with a warning.
 
-    It names the line, or without `line_numbers` how the text begins.
+    It names the line, and the file if that has a `name`, or without `line_numbers` how the text begins.
     """
     if not texts:
         return []
@@ -127,6 +128,7 @@ def encode_texts(
     for index, ids in enumerate(token_ids):
         if limit is not None and len(ids) > limit:
             where = repr(texts[index][:40]) if line_numbers is None else f"line {line_numbers[index]}"
+            where += f" of {name}" if name is not None else ""
             logger.warning("%s %s: truncated to %d of its %d tokens", side, where, limit, len(ids))
             token_ids[index] = tokenizer(**{argument: texts[index]}, truncation=True, max_length=limit)["input_ids"]
     return token_ids
@@ -207,15 +209,15 @@ class Translator:
             return list(self.translate(sentences, first_line=first_line, window_size=None, bar=bar))
 
     def translate(
-        self, lines: Iterable[str], *, first_line: int, window_size: int | None, bar: Any
+        self, lines: Iterable[str], *, first_line: int, window_size: int | None, bar: Any, name: str | None = None
     ) -> Iterator[list[Translation]]:
-        """Yields the translations of each line, best first; `bar` moves on by one per line."""
+        """Yields the translations of each line, best first; `bar` moves on by one per line. Warnings say `name`."""
         remaining = iter(lines)
 
         def read(count: int) -> list[tuple[int, list[int]]]:
             nonlocal first_line
             texts = list(islice(remaining, count))
-            token_ids = self.encode(texts, first_line)
+            token_ids = self.encode(texts, first_line, name=name)
             first_line += len(texts)
             return [(len(ids), ids) for ids in token_ids]
 
@@ -226,12 +228,14 @@ class Translator:
 
         return map_by_length(run, read, fits=self.fits, window_size=window_size)
 
-    def encode(self, texts: list[str], first_line: int, source_prefix: str = "") -> list[list[int]]:
+    def encode(
+        self, texts: list[str], first_line: int, source_prefix: str = "", name: str | None = None
+    ) -> list[list[int]]:
         """The sources' token ids, after one more prefix; none for a text without words."""
         filled = [index for index, text in enumerate(texts) if text.strip()]
         sources = [self.source_prefix + source_prefix + texts[index] for index in filled]
         lines = [first_line + index for index in filled]
-        encoded = encode_texts(self.tokenizer, sources, limit=self.limit, line_numbers=lines)
+        encoded = encode_texts(self.tokenizer, sources, limit=self.limit, line_numbers=lines, name=name)
         token_ids: list[list[int]] = [[] for _ in texts]
         for index, ids, source_prefixed in zip(filled, encoded, sources, strict=True):
             token_ids[index] = ids

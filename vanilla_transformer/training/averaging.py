@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from transformers.utils.logging import tqdm
 
 from vanilla_transformer.data.batching import check_at_least
+from vanilla_transformer.data.vocabularies import get_vocabularies, load_tokenizer
 from vanilla_transformer.files import (
     AVERAGED_FOLDER,
     AVERAGING_FILE,
@@ -70,7 +72,8 @@ def average_checkpoints(
 
     Raises:
         FileExistsError: If the output folder is not empty.
-        ValueError: If a checkpoint is not whole, or they differ in config, names, shapes or dtypes; all is listed.
+        ValueError: If a checkpoint is not whole, or they differ in config, vocabulary, names, shapes or dtypes; all is
+            listed.
     """
     folders = [Path(checkpoint) for checkpoint in checkpoints]
     output = check_new_folder(output_dir).resolve()
@@ -231,12 +234,15 @@ def _check_each(folders: Sequence[Path]) -> None:
 def _check_agreement(sources: Sequence[_Weights]) -> None:
     """All that can be averaged agrees, or everything that differs is listed."""
     first = sources[0]
+    vocabularies = _read_vocabularies(first.folder)
     differences: list[str] = []
     for other in sources[1:]:
         pair = (str(first.folder), str(other.folder))
         fields, other_fields = (dict(_flatten(read_json(each.folder / CONFIG_NAME))) for each in (first, other))
         differences += _list_differences("config.", fields, other_fields, pair)
         differences += _list_differences("tensor ", first.formats, other.formats, pair)
+        if vocabularies is not None and (_read_vocabularies(other.folder) or vocabularies) != vocabularies:
+            differences.append(f"vocabulary: not the same in {' and '.join(pair)}")
         for name, (_, dtype) in first.formats.items():
             if dtype.is_floating_point or other.formats.get(name) != first.formats[name]:
                 continue
@@ -245,6 +251,14 @@ def _check_agreement(sources: Sequence[_Weights]) -> None:
                 differences.append(f"tensor {name}: of {dtype}, which has no mean, and not the same in {where}")
     if differences:
         raise ValueError("These checkpoints cannot be averaged:\n  " + "\n  ".join(differences))
+
+
+def _read_vocabularies(folder: Path) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Those of the tokenizer in a folder; `None` if there is none, or one that needs code of its own."""
+    with suppress(ImportError, OSError, ValueError):
+        tokenizer = load_tokenizer(folder)
+        return None if tokenizer is None else get_vocabularies(tokenizer)
+    return None
 
 
 def _list_differences(

@@ -97,7 +97,10 @@ def export_web(
         raise ValueError(f"quantization is {quantization!r}; for a page it must be one of ['int8', 'float32'].")
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
-    refuse("A page cannot run this model", find_reasons(copied, KNOWN))
+    reasons = find_reasons(copied, KNOWN)
+    if (task := find_task(copied.config)).name == "summarization":
+        reasons.append(f"it is for {task.name}, and the page takes each line by itself")
+    refuse("A page cannot run this model", reasons)
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
     with new_folder(folder) as partial:
