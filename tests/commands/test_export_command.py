@@ -148,7 +148,8 @@ def test_settings_that_ctranslate2_will_refuse(main: Any, model: Path, tmp_path:
     shutil.copytree(model, tmp_path / "model")
     settings = json.loads((model / "generation_config.json").read_text())
     words = ["--model_name_or_path", tmp_path / "model", "--format", "ctranslate2", "--output_dir"]
-    for number, changes in enumerate(({}, {"suppress_tokens": [5]}, {"suppress_tokens": [5], "num_beams": 1})):
+    every: list[dict[str, Any]] = [{}, {"suppress_tokens": [5]}, {"suppress_tokens": [5], "num_beams": 1}]
+    for number, changes in enumerate(every):
         (tmp_path / "model" / "generation_config.json").write_text(json.dumps({**settings, **changes}))
         caplog.clear()
         main("export_model")(*words, tmp_path / str(number))

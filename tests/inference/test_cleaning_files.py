@@ -382,11 +382,12 @@ def test_what_is_compared_is_read_like_the_corpus_and_never_replaced(tmp_path: P
     (tmp_path / "test.tsv").write_text("en\tde\nc\td\n")
     options: dict[str, Any] = {"files": [tmp_path / "in.tsv"], "progress": False}
     rules = [{"RemoveDuplicates": {"overlap": [str(tmp_path / "test.tsv")]}}]
-    for names in ({"source_lang": "en", "target_lang": "de"}, {"source_column": "en", "target_column": "de"}):
-        clean_corpus(make_rules(rules), [tmp_path / "out.tsv"], **options, **names, overwrite=True)
+    for kind in ("lang", "column"):
+        options |= {f"source_{kind}": "en", f"target_{kind}": "de", "overwrite": True}
+        clean_corpus(make_rules(rules), [tmp_path / "out.tsv"], **options)
         assert read([tmp_path / "out.tsv"]) == [("a", "b")]
     with pytest.raises(ValueError, match=r"test.tsv: the output file is read by RemoveDuplicates"):
-        clean_corpus(make_rules(rules), [tmp_path / "test.tsv"], **options, **names, overwrite=True)
+        clean_corpus(make_rules(rules), [tmp_path / "test.tsv"], **options)
 
 
 def test_a_folder_of_cleaned_corpora_is_read_without_the_reports(tmp_path: Path) -> None:

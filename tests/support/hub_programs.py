@@ -49,7 +49,7 @@ class HoldPushes(TrainerCallback):
         self.is_over = Event()
         run_as_future(self.is_over.wait)  # pushes come one after another
 
-    def on_log(self, arguments: Any, state: Any, control: Any, *, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == state.max_steps:
             self.is_over.set()
 
