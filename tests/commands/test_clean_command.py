@@ -91,6 +91,10 @@ def test_models_choose_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([*LANGUAGES, "--output_files", "a.tsv"], "give exactly one of them"),
         ([*LANGUAGES, "--keep_share", "0.5"], "--keep_share needs --model_name_or_path."),
         ([*LANGUAGES, "--batch_size", "1", "--device", "cpu"], "--batch_size and --device need --model_name_or_path."),
+        (
+            [*LANGUAGES, "--split", "x", "--dataset_config_name", "y"],
+            "--dataset_config_name and --split need --dataset_name",
+        ),
         ([*LANGUAGES, "--model_name_or_path", "x"], "needs either --keep_share or --max_score."),
         (
             [*LANGUAGES, "--show_rules", "--without", "Lenght"],

@@ -111,6 +111,8 @@ def test_wrong_input_is_explained(
     words = ["--model_name_or_path", model, "--format", "ctranslate2", "--output_dir"]
     assert "exported is a folder that is not empty" in refuse("export_model", *words, exported)
     assert "invalid choice: 'int4'" in refuse("export_model", *words, tmp_path / "x", "--quantization=int4")
+    said = refuse("export_model", *words, tmp_path / "x", "--revision", "v1")
+    assert f"--revision v1 is for models on the Hub, and {model} is a folder" in said
     learned = tmp_path / "learned"
     shutil.copytree(model, learned)
     random = make_model(vocab_size=270, activation_function="mish", position_embedding_type="learned")

@@ -88,7 +88,7 @@ class CleaningArguments:
     def __post_init__(self) -> None:
         if self.config is None and (self.source_lang is None or self.target_lang is None):
             raise ValueError("Give --source_lang and --target_lang, or rules of your own (--config).")
-        refuse_unused(self, {"model_name_or_path": _OF_MODELS})
+        refuse_unused(self, {"model_name_or_path": _OF_MODELS, "dataset_name": {"dataset_config_name", "split"}})
         if self.model_name_or_path is not None and (self.keep_share is None) == (self.max_score is None):
             raise ValueError("--model_name_or_path needs either --keep_share or --max_score.")
         if not self.show_rules and self.output_files is None:

@@ -124,6 +124,8 @@ def run(arguments: ExportArguments) -> None:
 
     name = arguments.model_name_or_path
     check_not_exported(name)
+    if arguments.revision != "main" and Path(name).is_dir():
+        raise ValueError(f"--revision {arguments.revision} is for models on the Hub, and {name} is a folder.")
     output_dir = check_new_folder(arguments.find_output_dir())
     place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     with explain_missing_model(name):
