@@ -289,6 +289,12 @@ def check_model_name(model_name_or_path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(f"There is no folder {model_name_or_path}.") from error
 
 
+def check_revision(model_name_or_path: str | os.PathLike[str], revision: str) -> None:
+    """Makes sure that no commit, branch or tag is asked of a folder."""
+    if revision != "main" and os.path.isdir(model_name_or_path):
+        raise ValueError(f"--revision {revision} is for models on the Hub, and {model_name_or_path} is a folder.")
+
+
 def check_runs_here(folder: str | os.PathLike[str]) -> None:
     """Makes sure that a folder was not exported for JavaScript, where alone it runs."""
     path = Path(folder)

@@ -120,12 +120,11 @@ def run(arguments: ExportArguments) -> None:
 
     from vanilla_transformer.data.vocabularies import load_tokenizer
     from vanilla_transformer.export.engines import check_not_exported
-    from vanilla_transformer.files import check_new_folder, explain_missing_model
+    from vanilla_transformer.files import check_new_folder, check_revision, explain_missing_model
 
     name = arguments.model_name_or_path
     check_not_exported(name)
-    if arguments.revision != "main" and Path(name).is_dir():
-        raise ValueError(f"--revision {arguments.revision} is for models on the Hub, and {name} is a folder.")
+    check_revision(name, arguments.revision)
     output_dir = check_new_folder(arguments.find_output_dir())
     place: dict[str, Any] = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     with explain_missing_model(name):

@@ -308,9 +308,8 @@ class CTranslate2Model(nn.Module):
         unknown = chosen.update(**{**given, **settings})
         if "length_penalty_type" in unknown:
             chosen.update(length_penalty_type=unknown.pop("length_penalty_type"), allow_custom_entries=True)
-        reasons = [f"{name} is none of its settings" for name in unknown] + find_refused_settings(
-            chosen, self.max_positions
-        )
+        reasons = [f"{name} is none of its settings" for name in unknown]
+        reasons += find_refused_settings(chosen, self.max_positions)
         start = chosen.decoder_start_token_id
         if start is not None and _name_tokens([start], self.target_tokens) != [self._start_token]:
             reasons.append(f"decoder_start_token_id is {start}; it was exported with {self._start_token!r}")

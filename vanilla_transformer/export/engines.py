@@ -141,8 +141,9 @@ class EngineArguments(InferenceArguments):
         name = self.model_name_or_path
         if engine == "transformers":
             return super().load()
-        if self.revision != "main" and Path(name).is_dir():
-            raise ValueError(f"--revision {self.revision} is for models on the Hub, and {name} is a folder.")
+        from vanilla_transformer.files import check_revision
+
+        check_revision(name, self.revision)
         place: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         model: Any
         if engine == "onnx":

@@ -146,21 +146,13 @@ class TranslationTrainer(PushingTrainer):
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Returns the validation batches, of all pairs: `dataloader_drop_last` is for training."""
-        with self._keeping_last_batches():
+        with _put_away(self.args, "dataloader_drop_last", False):
             return super().get_eval_dataloader(*args, **kwargs)
 
     def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         """Returns the batches of a test set, of all its pairs."""
-        with self._keeping_last_batches():
+        with _put_away(self.args, "dataloader_drop_last", False):
             return super().get_test_dataloader(*args, **kwargs)
-
-    @contextmanager
-    def _keeping_last_batches(self) -> Iterator[None]:
-        drops_last, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
-        try:
-            yield
-        finally:
-            self.args.dataloader_drop_last = drops_last
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """The batches of an update; a `DataError` if they cannot be read."""
@@ -574,10 +566,10 @@ class TranslationTrainer(PushingTrainer):
 
 
 @contextmanager
-def _put_away(holder: Any, name: str) -> Iterator[None]:
+def _put_away(holder: Any, name: str, instead: Any = None) -> Iterator[None]:
     """Hides an argument, or what else its holder has, from the library for a while."""
     value = getattr(holder, name)
-    setattr(holder, name, None)
+    setattr(holder, name, instead)
     try:
         yield
     finally:

@@ -98,8 +98,8 @@ def export_web(
     runtime = find_runtime(node_modules)
     copied, tokenizer = prepare_export(model, folder, tokenizer=tokenizer, opset=opset)
     reasons = find_reasons(copied, KNOWN)
-    if (task := find_task(copied.config)).name == "summarization":
-        reasons.append(f"it is for {task.name}, and the page takes each line by itself")
+    if find_task(copied.config).name == "summarization":
+        reasons.append("it is for summarization, and the page takes each line by itself")
     refuse("A page cannot run this model", reasons)
     contents = rewrite_for_javascript(tokenizer)
     settings = make_settings(copied, tokenizer) | {"examples": list(examples)}
