@@ -185,6 +185,8 @@ def test_unknown_formats_and_options_are_named(marian: str) -> None:
         convert(marian, "bert")
     with pytest.raises(ConversionError, match=r"marian has no option nhead; it has revision"):
         convert(marian, nhead=4)
+    with pytest.raises(ValueError, match="--revision v1 is for models on the Hub"):
+        convert(marian, revision="v1")
 
 
 def test_the_command_converts_and_saves(tmp_path: Path, marian: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,7 +161,6 @@ def test_what_ctranslate2_cannot_do_is_done_by_torch(
     assert isinstance(one.load()[0], CLASSES["transformers"])
     assert taken(copied, TranslationArguments, num_beams=2)[0] == "ctranslate2"
 
-    assert "--revision is given" in taken(copied, revision="v1")[1]
     assert "5000 new tokens are asked for" in taken(copied, max_new_tokens=5000)[1]
     config = GenerationConfig.from_pretrained(copied)
     config.update(do_sample=True)
@@ -223,8 +222,13 @@ def test_a_device_that_was_named_is_taken_or_refused(saved: Path, tmp_path: Path
 def test_exported_folders_have_their_own_engine(saved: Path, taken: Any) -> None:
     engine, said = taken(saved / EXPORT_FOLDER)
     assert (engine, "it was exported to CTranslate2" in said) == ("ctranslate2", True)
-    with pytest.raises(ValueError, match="--revision v1 is for models on the Hub"):
-        EngineArguments(str(saved / EXPORT_FOLDER), revision="v1").load()
+
+
+@pytest.mark.parametrize("engine", ["auto", "transformers"])
+def test_a_folder_has_no_revision(saved: Path, engine: Any) -> None:
+    for names in (str(saved), str(saved / EXPORT_FOLDER), [str(saved), str(saved)]):
+        with pytest.raises(ValueError, match="--revision v1 is for models on the Hub"):
+            EngineArguments(names, engine=engine, revision="v1").load()  # type: ignore[arg-type]
 
 
 def test_several_models_are_torchs(saved: Path) -> None:

@@ -492,6 +492,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
         ([*terms, "--num_beams", "1"], "A glossary needs beam search"),
         (["--glossary", str(tmp_path / "none.tsv")], "none.tsv"),
         ([*terms, "--glossary_match", "stems"], "language|snowballstemmer"),
+        ([*terms, "--glossary_lang", "de"], "--glossary_lang is for --glossary_match stems"),
     ):
         with pytest.raises(SystemExit):
             translate_command([*arguments, *wrong])

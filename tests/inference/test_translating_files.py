@@ -132,6 +132,16 @@ def test_parts_of_other_settings_are_not_taken_up(source_file: Path, monkeypatch
     assert not folders_of_parts(source_file.parent)
 
 
+def test_a_run_that_has_no_translation_yet_holds_back_none_with_other_settings(source_file: Path) -> None:
+    output = source_file.with_name("output.txt")
+    with pytest.raises(ValueError, match="temperature"):  # found by generate(), when the parts are planned
+        translate(source_file, output, do_sample=True, temperature=-1.0)
+    assert folders_of_parts(source_file.parent)
+    translate(source_file, output)
+    assert output.read_text(encoding="utf-8") == expected_translation(source_file)
+    assert not folders_of_parts(source_file.parent)
+
+
 def test_what_a_model_or_tokenizer_does_with_the_same_weights_is_another_setting(
     source_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,6 +318,7 @@ class TestSelect:
             ({"last": 1, "best": 2}, "exactly one of last and best; got last=1 and best=2"),
             ({"best": -1}, "best=-1: must be at least 1"),
             ({"last": 1, "metric": "bleu"}, "metric='bleu' goes with best"),
+            ({"last": 1, "greater_is_better": False}, "greater_is_better=False goes with best"),
         ],
     )
     def test_a_choice_that_makes_no_sense(self, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 
+from vanilla_transformer.files import check_revision
+
 from .converted import ConvertedModel, Origin
 from .errors import ConversionError
 from .systems.annotated import AnnotatedSettings, convert_annotated
@@ -181,5 +183,6 @@ def convert(path: str, source_format: str | None = None, **options: Any) -> Conv
         known = ", ".join(legal) or "none"
         raise ConversionError(f"{source_format} has no option {', '.join(strange)}; it has {known}.")
     is_local = os.path.exists(path)
+    check_revision(path, options.get("revision") or "main")
     name, revision = (Path(path).resolve().name, None) if is_local else (path, options.get("revision", "main"))
     return replace(source(path, **options), origin=Origin(system=source_format, name=name, revision=revision))

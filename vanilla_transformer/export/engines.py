@@ -74,12 +74,13 @@ class EngineArguments(InferenceArguments):
 
         Where `engine` is auto, it is afterwards what was taken, and the log says why.
         """
-        from vanilla_transformer.files import check_model_name
+        from vanilla_transformer.files import check_model_name, check_revision
 
         from .ctranslate2 import QUANTIZATIONS
 
         for each in self.model_names:
             check_model_name(each)
+            check_revision(each, self.revision)
         if self.dtype not in ("auto", *QUANTIZATIONS):
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(['auto', *QUANTIZATIONS])}.")
         reason = self.needs_torch or ("--engine is transformers" if self.engine == "transformers" else None)
@@ -126,8 +127,7 @@ class EngineArguments(InferenceArguments):
             return own, f"it was exported to {LABELS[own]}", logging.INFO, None
         if self.dtype in _integer_types():
             return "ctranslate2", f"--dtype is {self.dtype}", logging.INFO, None
-        reason = self.needs_torch or ("--revision is given" if self.revision != "main" else None)
-        reason = reason or find_reason_against(self.device, self.dtype)
+        reason = self.needs_torch or find_reason_against(self.device, self.dtype)
         if reason is not None:
             return "transformers", reason, logging.INFO, None
         path, reason = found = find_export(self.model_name_or_path, dtype=self.dtype)
@@ -141,9 +141,6 @@ class EngineArguments(InferenceArguments):
         name = self.model_name_or_path
         if engine == "transformers":
             return super().load()
-        from vanilla_transformer.files import check_revision
-
-        check_revision(name, self.revision)
         place: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         model: Any
         if engine == "onnx":

@@ -145,6 +145,8 @@ class GlossaryArguments:
         """The glossary that was named, read, as an argument of `translate`; none without one."""
         if self.glossary is None:
             return {}
+        if self.glossary_lang is not None and self.glossary_match != "stems":
+            raise ValueError("--glossary_lang is for --glossary_match stems.")
         from .glossary import Glossary
 
         langs = getattr(model.config, "langs", None) or [None]

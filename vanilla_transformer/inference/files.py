@@ -217,7 +217,7 @@ def _can_go_on(work: Work, product: Product, settings: dict[str, Any]) -> bool:
     if is_over and not product.exists():  # somebody has taken it away since
         return False
     changed = sorted(name for name in settings if settings[name] != work.settings.get(name))
-    if changed and not is_over and not product.overwrite:
+    if changed and not is_over and not product.overwrite and work.find_finished():
         raise FileExistsError(
             f"{work.folder} was begun with other settings ({', '.join(changed)}); delete it or give --overwrite "
             "(overwrite=True)."

@@ -118,8 +118,9 @@ def select_checkpoints(
         raise ValueError(f"Give exactly one of last and best; got last={last} and best={best}.")
     ((name, count),) = given.items()
     check_at_least(**{name: (count, 1)})
-    if metric is not None and name == "last":
-        raise ValueError(f"metric={metric!r} goes with best, not with last={last}.")
+    chosen_by = {"metric": metric, "greater_is_better": greater_is_better}
+    if last is not None and (unused := [f"{name}={value!r}" for name, value in chosen_by.items() if value is not None]):
+        raise ValueError(f"{unused[0]} goes with best, not with last={last}.")
     usable = _usable_checkpoints(output_dir)
     steps = sorted(usable, reverse=True)
     if best is not None:
