@@ -3,31 +3,24 @@
 import copy
 import gzip
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 import sacrebleu
-from tiny_seq2seq import WORDS, make_model, make_tokenizer
+from tiny_seq2seq import make_model, make_tokenizer, random_pairs
 
 from vanilla_transformer.commands import evaluate as command
 from vanilla_transformer.data.numbers_and_dates import numbers_and_dates
 from vanilla_transformer.inference.compare import compare_summaries, compare_translations
 from vanilla_transformer.inference.evaluate import score_summaries, score_translations
-from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.inference.losses import score_loss
 from vanilla_transformer.inference.translate import translate
 
 Run: TypeAlias = Callable[..., str]
 MODEL: Any = make_model()
 TOKENIZER = make_tokenizer()
-
-
-def random_pairs(count: int) -> tuple[list[str], list[str]]:
-    generator = random.Random(0)
-    texts = [" ".join(generator.choices(WORDS, k=generator.randint(1, 12))) for _ in range(2 * count)]
-    return texts[:count], texts[count:]
 
 
 def write_lines(path: Path, lines: list[str]) -> str:

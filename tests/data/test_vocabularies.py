@@ -18,7 +18,7 @@ from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_
 from vanilla_transformer.hub.checks import check_model_folder
 from vanilla_transformer.inference.files import describe_settings, translate_file
 from vanilla_transformer.inference.loading import load_model_and_tokenizer
-from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.inference.losses import score_loss
 from vanilla_transformer.inference.translate import translate
 
 TEXTS = ["a man rides a horse", "two dogs run"]

@@ -25,7 +25,7 @@ from vanilla_transformer.data.tokenizer_training import train_separate_tokenizer
 from vanilla_transformer.export.ctranslate2 import ACTIVATIONS, export_ctranslate2, import_ctranslate2, list_tokens
 from vanilla_transformer.export.ctranslate2_model import CTranslate2Model, load_for_ctranslate2
 from vanilla_transformer.inference.files import translate_file
-from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.inference.losses import score_loss
 from vanilla_transformer.inference.translate import translate, translate_n_best
 
 pytest.importorskip("ctranslate2")

@@ -22,7 +22,7 @@ from vanilla_transformer.export.engines import EngineArguments
 from vanilla_transformer.export.graphs import copy_for_tracing
 from vanilla_transformer.export.onnx import compare_onnx, export_onnx
 from vanilla_transformer.export.onnx_model import OnnxModel, is_exported_to_onnx, load_for_onnx
-from vanilla_transformer.inference.scores import score_loss
+from vanilla_transformer.inference.losses import score_loss
 from vanilla_transformer.inference.translate import translate, translate_n_best
 from vanilla_transformer.model.positions_vanilla_transformer import SINUSOIDS
 

@@ -17,7 +17,7 @@ from tiny_translations import random_sentences
 from vanilla_transformer.data.cleaning import clean_pairs, make_rule
 from vanilla_transformer.inference.cleaning import ALL_RULES
 from vanilla_transformer.inference.cross_entropy import DualCrossEntropyFilter
-from vanilla_transformer.inference.scores import score_loss, score_pairs
+from vanilla_transformer.inference.losses import score_loss, score_pairs
 from vanilla_transformer.tasks import record_directions
 
 TOKENIZER = make_tokenizer()

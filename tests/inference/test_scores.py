@@ -22,7 +22,8 @@ from rouge_score import rouge_scorer
 from tiny_seq2seq import WORDS, make_model, make_tokenizer
 
 from vanilla_transformer.inference.evaluate import make_compute_metrics, score_summaries
-from vanilla_transformer.inference.scores import ROUGE_TYPES, load, score_loss, split_words
+from vanilla_transformer.inference.losses import score_loss
+from vanilla_transformer.inference.scores import ROUGE_TYPES, load, split_words
 from vanilla_transformer.tasks import TASKS
 
 SACREBLEU = {"bleu": sacrebleu.BLEU, "chrf": sacrebleu.CHRF, "ter": sacrebleu.TER}

@@ -1,5 +1,6 @@
 """A tiny BART with random weights and a word-level tokenizer: to batch translation, a model like any other."""
 
+import random
 from typing import Any
 
 import torch
@@ -39,3 +40,10 @@ def make_model(seed: int = 0) -> BartForConditionalGeneration:
     model.generation_config.max_length = None
     model.generation_config.max_new_tokens = 8
     return model.eval()
+
+
+def random_pairs(count: int, *, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Sources and targets of up to 12 words."""
+    generator = random.Random(seed)
+    texts = [" ".join(generator.choices(WORDS, k=generator.randint(1, 12))) for _ in range(2 * count)]
+    return texts[:count], texts[count:]

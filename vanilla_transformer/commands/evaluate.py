@@ -366,7 +366,7 @@ def score_share(
     processes: Processes,
 ) -> dict[str, float]:
     """Scores this process's part of the references; returns the loss of all."""
-    from vanilla_transformer.inference.scores import join_losses, score_loss
+    from vanilla_transformer.inference.losses import join_losses, score_loss
 
     own, prefix = processes.share(len(sources)), arguments.find_prefix(model)
     options = get_limits(arguments, own, processes, "scoring references")

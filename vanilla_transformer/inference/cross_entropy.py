@@ -19,7 +19,7 @@ from vanilla_transformer.tasks import find_prefix, find_task
 
 from .files import describe_settings
 from .loading import is_multilingual, load_model_and_tokenizer, set_languages
-from .scores import score_pairs
+from .losses import score_pairs
 
 
 @dataclass(kw_only=True)

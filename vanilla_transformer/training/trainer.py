@@ -25,7 +25,7 @@ from vanilla_transformer.data.batching import IntArray, TokenBatchSampler, pair_
 from vanilla_transformer.data.padding import PaddedColumns
 from vanilla_transformer.data.stream_batches import StreamingTokenBatches
 from vanilla_transformer.files import open_weights, read_json, replacing_files
-from vanilla_transformer.inference.scores import to_perplexity
+from vanilla_transformer.inference.losses import to_perplexity
 from vanilla_transformer.model.loss_vanilla_transformer import IGNORED_LABEL
 from vanilla_transformer.model.pretrained_vanilla_transformer import VanillaTransformerPreTrainedModel
 
