@@ -15,7 +15,7 @@ COMMANDS = {
     "distill": "make the training data of a smaller model",
     "evaluate": "score a model on a test set, or compare several",
     "convert": "bring a model of another system in, or take one of ours out",
-    "export": "take a model to CTranslate2, ONNX or transformers.js",
+    "export": "take a model to CTranslate2, ONNX, Argos Translate, transformers.js or a web page",
     "push": "check a model's folder and push it to the Hub",
     "app": "show a model on a page in the browser",
     "serve": "serve translations over HTTP, with the API of LibreTranslate",

@@ -9,7 +9,7 @@ each language's test set; then all seeds write one answer together. The commands
 finished is not done again.
 
 The errors are percentages: WER of words that are not right in full, PER of sounds. Published averages of the 15 WERs:
-17.5 of the task's Transformers, one a language, 13.8 of the best system, an ensemble (Gorman et al., 2020).
+17.5 of the task's Transformer baseline, one a language, 13.8 of the best system, an ensemble (Gorman et al., 2020).
 """
 
 import json

@@ -415,9 +415,10 @@ def divide_files(files: Sequence[str | Path], columns: Columns) -> list[Part]:
     if len(files) == len(paths) == len(texts) == 2:  # of a pattern that finds both, which one is the source?
         return _divide_aligned(*paths)
     if texts or not paths:
+        given = ", ".join(map(str, files)) or "no files"
         no_table = f"; {texts[0]} is no table" if texts else ""
         raise ValueError(
-            f"files={[str(file) for file in files]}: give two aligned text files, the source file first, or any number "
+            f"{given}: give two aligned text files, the source file first, or any number "
             f"of tables ({', '.join(TABLE_SUFFIXES)}, all but the last also as .gz, .bz2 or .xz){no_table}."
         )
     return [part for path in paths for part in _divide_table(path, columns)]
